@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use gw_base::service::rate::Rate;
 use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
+use gw_interface::config::{Config, HandOver};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};
+use tempfile::TempDir;
 
 use crate::load::PATIENCE;
 use crate::measure::{self, Stamp, median, micros};
@@ -38,7 +39,7 @@ pub(crate) fn probe() {
     for connections in CONNECTIONS {
         let mut callers: Vec<Callers> = demos
             .iter()
-            .map(|(_, demo)| Callers::start(demo, connections))
+            .map(|(_, (demo, _))| Callers::start(demo, connections))
             .collect();
         let mut rounds = vec![Vec::new(); demos.len()];
         for round in 0..=ROUNDS {
@@ -74,19 +75,20 @@ pub(crate) fn probe() {
     }
 }
 
-fn start(hand_over: HandOver) -> Demo {
+/// A demo, and the folder of its state.
+fn start(hand_over: HandOver) -> (Demo, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
     let options = Options {
-        port: 0,
-        admin_port: 0,
-        backend: None,
-        data_dir: None,
         workers: WORKERS,
         // Never reached, because refusals are not measured.
         rate: Rate::new(1_000_000_000, 1_000_000_000).unwrap(),
-        hand_over,
         ..Options::default()
     };
-    Demo::start(&options).unwrap()
+    let config = Config {
+        hand_over,
+        ..options.config(folder.path().to_owned())
+    };
+    (Demo::start_with(&config, &options).unwrap(), folder)
 }
 
 /// Process of the callers of one demo.

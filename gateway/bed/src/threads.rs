@@ -129,6 +129,12 @@ impl<S: Read + Write> Peer<S> {
         Ok(head::parse_response(&head.freeze(), method, LIMITS).unwrap())
     }
 
+    /// Sends a request whose response has a body, and reads the response.
+    pub fn ask(&mut self, request: impl AsRef<[u8]>) -> Response {
+        self.send(request);
+        self.response()
+    }
+
     /// Reads the response to a GET.
     pub fn response(&mut self) -> Response {
         self.response_to(&Method::GET)
@@ -142,6 +148,11 @@ impl<S: Read + Write> Peer<S> {
     /// Reads a response. Fails if the connection ends before the response is complete.
     pub fn try_response(&mut self, method: &Method) -> io::Result<Response> {
         let head = self.response_head(method)?;
+        self.rest(head)
+    }
+
+    /// Reads the rest of a response whose head was read.
+    pub fn rest(&mut self, head: ResponseHead) -> io::Result<Response> {
         let (body, trailers) = self.body(head.framing)?;
         Ok(Response {
             status: head.status,

@@ -152,7 +152,7 @@ impl Demo {
 
     /// As [`Demo::start`], with this configuration of the gateway, also for its ports, its folder
     /// and its workers.
-    pub(crate) fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
+    pub fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
         files::create_private_dir(&config.data_dir)?;
         let gateway = Gateway::start(config)?;
         let seeded = Seeded::new(gateway.control(), options.rate)?;

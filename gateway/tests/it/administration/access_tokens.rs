@@ -8,8 +8,9 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
+use super::assert_says;
 use crate::support::admin_api::Api;
-use crate::support::apex::{APEX, ask, demo_token, token};
+use crate::support::apex::{APEX, ask, connect, demo_token, token};
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::Response;
 use crate::support::scene::Scene;
@@ -39,7 +40,7 @@ fn outcome(response: &Response) -> String {
 #[test]
 fn a_token_is_minted_with_every_allowed_client_authentication() {
     let scene = Scene::service().agent().start();
-    let id = &scene.about.client_id;
+    let id = scene.about.client_id.as_str();
     let secret = &scene.about.client_secret;
     let json = format!(
         r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}",
@@ -47,51 +48,36 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
     );
     let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
     let basic = STANDARD.encode(format!("{id}:{secret}"));
-    let json_type = "Content-Type: application/json\r\n";
-    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let with_basic = format!("{FORM}Authorization: Basic {basic}\r\n");
+    let form_without_client = format!("grant_type=client_credentials&scope={SCOPE}");
     for (fields, body) in [
-        (json_type.to_owned(), json),
-        (form_type.to_owned(), form),
-        (
-            format!("{form_type}Authorization: Basic {basic}\r\n"),
-            format!("grant_type=client_credentials&scope={SCOPE}"),
-        ),
+        (FORM, form),
+        (JSON, json),
+        (with_basic.as_str(), form_without_client),
     ] {
-        let response = ask(&scene, "POST /oauth/token", &fields, &body);
+        let response = ask(&scene, "POST /oauth/token", fields, &body);
         assert_eq!(response.status, 200, "{}", response.json());
         assert_eq!(response.header("cache-control"), "no-store");
         assert_eq!(response.header("content-type"), "application/json");
         assert_eq!(response.header("x-gw-request-id").len(), 36);
         let reply = response.json();
-        assert_eq!(
-            (&reply["token_type"], &reply["expires_in"]),
-            (&"Bearer".into(), &3600.into())
-        );
+        assert_eq!(reply["token_type"], "Bearer");
+        assert_eq!(reply["expires_in"], 3600);
         let token = reply["access_token"].as_str().unwrap();
         assert_eq!(call(&mut scene.connect(), &bearer(token)).status, 200);
 
-        let part = |at: usize| -> Value {
-            let part = token.split('.').nth(at).unwrap();
-            serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
-        };
-        let header = part(0);
-        let claims = part(1);
-        assert_eq!(
-            (&header["alg"], &header["typ"]),
-            (&"EdDSA".into(), &"at+jwt".into())
-        );
+        let header = part(token, 0);
+        let claims = part(token, 1);
+        assert_eq!(header["alg"], "EdDSA");
+        assert_eq!(header["typ"], "at+jwt");
         assert_eq!(claims["iss"], format!("https://{APEX}"));
         assert_eq!(claims["aud"], format!("https://{HOST}"));
-        assert_eq!(
-            (&claims["sub"], &claims["client_id"]),
-            (&id.as_str().into(), &id.as_str().into())
-        );
+        assert_eq!(claims["sub"], id);
+        assert_eq!(claims["client_id"], id);
         assert_eq!(claims["scope"], SCOPE);
-        assert_eq!(
-            claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap(),
-            3600
-        );
-        assert_eq!(claims["nbf"], claims["iat"]);
+        let issued = claims["iat"].as_i64().unwrap();
+        assert_eq!(claims["exp"], issued + 3600);
+        assert_eq!(claims["nbf"], issued);
         assert!(claims["jti"].as_str().unwrap().len() >= 20);
         let keys = ask(&scene, "GET /.well-known/jwks.json", "", "");
         assert_eq!(keys.header("cache-control"), "public, max-age=300");
@@ -108,29 +94,25 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
     }
 }
 
+/// A part of a token: 0 is its header, 1 are its claims.
+fn part(token: &str, at: usize) -> Value {
+    let part = token.split('.').nth(at).unwrap();
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
+}
+
 #[test]
 fn unknown_pairs_of_a_scope_are_not_granted() {
     let scene = Scene::service().agent().start();
     let id = &scene.about.client_id;
     let secret = &scene.about.client_secret;
     assert_eq!(token(&scene, id, secret, SCOPE).json().get("scope"), None);
-    let response = token(
-        &scene,
-        id,
-        secret,
-        "tier:gold service:echo admin:yes account:demo admin:yes",
-    );
+    let scope = "tier:gold service:echo admin:yes account:demo admin:yes";
+    let response = token(&scene, id, secret, scope);
     assert_eq!(response.status, 200, "{}", response.json());
     // RFC 6749 §5.1: the response names the granted scope if it differs from the requested one.
     assert_eq!(response.json()["scope"], SCOPE);
     let token = response.json()["access_token"].as_str().unwrap().to_owned();
-    let claims = URL_SAFE_NO_PAD
-        .decode(token.split('.').nth(1).unwrap())
-        .unwrap();
-    assert_eq!(
-        serde_json::from_slice::<Value>(&claims).unwrap()["scope"],
-        SCOPE
-    );
+    assert_eq!(part(&token, 1)["scope"], SCOPE);
     assert_eq!(call(&mut scene.connect(), &bearer(&token)).status, 200);
 }
 
@@ -178,24 +160,16 @@ impl Clients {
 }
 
 fn form(parameters: &[(&str, &str)]) -> String {
-    let encoded = parameters.iter().map(|(name, value)| {
-        format!(
-            "{name}={}",
-            value
-                .replace('%', "%25")
-                .replace('&', "%26")
-                .replace('+', "%2B")
-                .replace(' ', "+")
-        )
-    });
-    encoded.collect::<Vec<_>>().join("&")
+    form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(parameters)
+        .finish()
 }
 
 fn post_form(scene: &Scene, form: &str) -> Response {
     ask(scene, "POST /oauth/token", FORM, form)
 }
 
-/// What is wrong with a request, its form, and the status and error of its response.
+/// A mistake in a request, its form, and the status and error of its response.
 type RefusedForm = (&'static str, String, u16, &'static str);
 
 fn forms_without_a_valid_client(clients: &Clients) -> Vec<RefusedForm> {
@@ -266,7 +240,7 @@ fn forms_without_a_valid_client(clients: &Clients) -> Vec<RefusedForm> {
     ]
 }
 
-/// What is wrong with a scope, the scope, and the error of the response.
+/// A mistake in a scope, the scope, and the error of the response.
 const REFUSED_SCOPES: [(&str, &str, &str); 9] = [
     (
         "other account",
@@ -320,28 +294,21 @@ fn the_token_endpoint_reports_every_error() {
     for (what, body, status, error) in forms.into_iter().chain(scopes) {
         let response = post_form(&scene, &body);
         let reply = response.json();
-        assert_eq!(
-            (response.status.as_u16(), reply["error"].as_str().unwrap()),
-            (status, error),
-            "{what}: {reply}"
-        );
-        assert!(
-            !reply["error_description"].as_str().unwrap().is_empty(),
-            "{what}"
-        );
+        assert_eq!(response.status, status, "{what}: {reply}");
+        assert_eq!(reply["error"], error, "{what}: {reply}");
+        let description = reply["error_description"].as_str().unwrap();
+        assert!(!description.is_empty(), "{what}");
         assert_eq!(response.header("cache-control"), "no-store", "{what}");
         assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
         let challenged = response.headers.contains("www-authenticate");
         assert_eq!(challenged, status == 401, "{what}");
     }
-    other_requests_than_forms_and_objects_are_invalid(&scene);
-    an_empty_grant_type_counts_in_json_alone(&scene, &clients);
-    a_member_may_not_be_repeated(&scene, &clients);
-    let large = format!("scope={}", "x".repeat(70_000));
-    assert_eq!(post_form(&scene, &large).json()["error"], "invalid_request");
 }
 
-fn other_requests_than_forms_and_objects_are_invalid(scene: &Scene) {
+#[test]
+fn other_token_requests_than_forms_and_objects_are_invalid() {
+    let scene = Scene::service().start();
+    let large = format!("scope={}", "x".repeat(70_000));
     for (line, fields, body, status) in [
         ("GET /oauth/token", "", "", 405),
         (
@@ -354,56 +321,54 @@ fn other_requests_than_forms_and_objects_are_invalid(scene: &Scene) {
         ("POST /oauth/token", JSON, "{", 400),
         ("POST /oauth/token", JSON, "[]", 400),
     ] {
-        let response = ask(scene, line, fields, body);
-        assert_eq!(
-            (response.status.as_u16(), response.json()["error"].as_str()),
-            (status, Some("invalid_request"))
-        );
+        let response = ask(&scene, line, fields, body);
+        assert_eq!(response.status, status, "{line} {body}");
+        assert_eq!(response.json()["error"], "invalid_request", "{line} {body}");
     }
+    assert_eq!(post_form(&scene, &large).json()["error"], "invalid_request");
 }
 
-fn an_empty_grant_type_counts_in_json_alone(scene: &Scene, clients: &Clients) {
-    let Clients { id, secret, .. } = clients;
-    // In JSON, an empty grant type counts as present.
-    let asked = |grant_type: &str| {
+/// In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
+#[test]
+fn an_empty_grant_type_counts_in_json_alone() {
+    let scene = Scene::service().start();
+    let id = &scene.about.client_id;
+    let secret = &scene.about.client_secret;
+    for (grant_type, status, error) in [
+        ("", 400, json!("unsupported_grant_type")),
+        ("client_credentials", 200, Value::Null),
+    ] {
         let body = json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
         });
-        ask(scene, "POST /oauth/token", JSON, &body.to_string())
-    };
-    let response = asked("");
-    assert_eq!(
-        (response.status.as_u16(), &response.json()["error"]),
-        (400, &"unsupported_grant_type".into())
-    );
-    assert_eq!(asked("client_credentials").status, 200);
-    // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
-    assert_eq!(
-        post_form(
-            scene,
-            &clients.form(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])
-        )
-        .status,
-        200
-    );
+        let response = ask(&scene, "POST /oauth/token", JSON, &body.to_string());
+        assert_eq!(response.status, status, "{grant_type:?}");
+        assert_eq!(response.json()["error"], error, "{grant_type:?}");
+    }
+    let omitted = form(&[
+        ("client_id", id),
+        ("client_secret", secret),
+        ("grant_type", ""),
+        ("scope", ""),
+        ("scope", SCOPE),
+    ]);
+    assert_eq!(post_form(&scene, &omitted).status, 200);
 }
 
-fn a_member_may_not_be_repeated(scene: &Scene, clients: &Clients) {
-    let Clients { id, secret, .. } = clients;
+#[test]
+fn a_member_of_a_token_request_may_not_be_repeated() {
+    let scene = Scene::service().start();
+    let id = &scene.about.client_id;
+    let secret = &scene.about.client_secret;
     let twice = format!(
         r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
     );
-    let response = ask(scene, "POST /oauth/token", JSON, &twice);
-    assert_eq!(
-        (response.status.as_u16(), &response.json()["error"]),
-        (400, &"invalid_request".into())
-    );
-    assert!(
-        response.json()["error_description"]
-            .as_str()
-            .unwrap()
-            .contains("duplicate field `client_id`")
-    );
+    let response = ask(&scene, "POST /oauth/token", JSON, &twice);
+    assert_eq!(response.status, 400);
+    let reply = response.json();
+    assert_eq!(reply["error"], "invalid_request");
+    let description = reply["error_description"].as_str().unwrap();
+    assert_says(description, &["duplicate field `client_id`"]);
 }
 
 #[test]
@@ -413,43 +378,36 @@ fn service_modes_select_the_accepted_credentials() {
     let token = bearer(&demo_token(&scene));
     let mut caller = scene.connect();
     let api = scene.api();
-    let set = |modes: &[&str]| api.change_service("demo", "echo", &json!({ "modes": modes }));
     for (modes, by_token, by_key) in [
         (&["jwt", "service_key"][..], "200 ", "200 "),
         (&["jwt"], "200 ", "502 GW_AUTH_MODE_NOT_ALLOWED"),
         (&["service_key"], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
     ] {
-        set(modes);
+        api.change_service("demo", "echo", &json!({ "modes": modes }));
         assert_eq!(outcome(&call(&mut caller, &token)), by_token, "{modes:?}");
         assert_eq!(outcome(&call(&mut caller, &key)), by_key, "{modes:?}");
     }
-    set(&["jwt", "service_key"]);
-    // An empty field counts as absent; two fields that are not empty are ambiguous.
-    let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
-    assert_eq!(outcome(&call(&mut caller, &empty_key)), "200 ");
-    assert_eq!(
-        outcome(&call(
-            &mut caller,
-            &format!("{key}X-Gw-Authorization: \r\n")
-        )),
-        "200 "
-    );
-    assert_eq!(
-        outcome(&call(&mut caller, &format!("{key}{token}"))),
-        "502 GW_AUTH_AMBIGUOUS"
-    );
-    assert_eq!(
-        outcome(&call(&mut caller, &token.repeat(2))),
-        "502 GW_AUTH_AMBIGUOUS"
-    );
-    assert_eq!(
-        outcome(&call(&mut caller, "Authorization: Bearer x\r\n")),
-        "502 GW_AUTH_REQUIRED"
-    );
-    assert_eq!(
-        outcome(&call(&mut caller, &bearer("x"))),
-        "502 GW_TOKEN_INVALID"
-    );
+}
+
+/// An empty field counts as absent; two fields that are not empty are ambiguous.
+#[test]
+fn a_request_has_one_credential() {
+    let scene = Scene::service().agent().start();
+    let key = format!("X-Gw-Service-Key: {}\r\n", scene.about.service_key);
+    let token = bearer(&demo_token(&scene));
+    let misplaced = "Authorization: Bearer x\r\n".to_owned();
+    let mut caller = scene.connect();
+    for (fields, expected) in [
+        (format!("{token}X-Gw-Service-Key:\r\n"), "200 "),
+        (format!("{key}X-Gw-Authorization: \r\n"), "200 "),
+        (format!("{key}{token}"), "502 GW_AUTH_AMBIGUOUS"),
+        (token.repeat(2), "502 GW_AUTH_AMBIGUOUS"),
+        (misplaced, "502 GW_AUTH_REQUIRED"),
+        (bearer("x"), "502 GW_TOKEN_INVALID"),
+    ] {
+        let response = call(&mut caller, &fields);
+        assert_eq!(outcome(&response), expected, "{fields}");
+    }
 }
 
 #[test]
@@ -464,63 +422,68 @@ fn tokens_and_keys_of_other_services_are_refused() {
     let minted = token(&scene, &other, &other_secret, "account:demo service:other").json();
     let other_token = minted["access_token"].as_str().unwrap();
     let mut caller = scene.connect();
-    assert_eq!(
-        outcome(&call(&mut caller, &bearer(other_token))),
-        "502 GW_TOKEN_AUDIENCE_MISMATCH"
-    );
-    let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
-    assert_eq!(
-        outcome(&call(&mut caller, &rival_key)),
-        "502 GW_SERVICE_KEY_NOT_ALLOWED"
-    );
     let response = call(&mut caller, &bearer(other_token));
-    assert_eq!(
-        (
-            response.header("x-gw-status"),
-            response.header("content-type")
-        ),
-        ("AuthDenied", "application/vnd.gw.error+json")
-    );
+    assert_eq!(outcome(&response), "502 GW_TOKEN_AUDIENCE_MISMATCH");
+    assert_eq!(response.header("x-gw-status"), "AuthDenied");
+    let media_type = response.header("content-type");
+    assert_eq!(media_type, "application/vnd.gw.error+json");
+    let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
+    let response = call(&mut caller, &rival_key);
+    assert_eq!(outcome(&response), "502 GW_SERVICE_KEY_NOT_ALLOWED");
+}
+
+/// The outcome of the first request that follows a change at the workers.
+fn outcome_after_change(api: &Api, caller: &mut Caller, fields: &str) -> String {
+    within_a_second("the change at the workers", || api.await_workers());
+    outcome(&call(caller, fields))
 }
 
 #[test]
-fn revocation_reaches_tokens_and_keys_within_a_second() {
-    let scene = &Scene::service().agent().start();
+fn changes_of_a_credential_reach_its_tokens_within_a_second() {
+    let scene = Scene::service().agent().start();
     let api = scene.api();
     let (id, secret) = api.create_credential("demo", &["echo"]);
-    let (key_id, key) = api.create_service_key("demo", &["echo"]);
     api.await_workers();
-    let minted = token(scene, &id, &secret, SCOPE).json();
+    let minted = token(&scene, &id, &secret, SCOPE).json();
     let minted = bearer(minted["access_token"].as_str().unwrap());
     let mut caller = scene.connect();
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
-    // The first request that follows a change at the worker has its effect.
-    let mut takes_effect = |fields: &str, wanted: &str| {
-        within_a_second("the change at the workers", || api.await_workers());
-        assert_eq!(outcome(&call(&mut caller, fields)), wanted);
-    };
     let credential = format!("/accounts/demo/credentials/{id}");
-    let change = |changes: Value| api.patch(&credential, &changes);
-    change(json!({ "enabled": false }));
-    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    change(json!({ "enabled": true }));
-    takes_effect(&minted, "200 ");
-    change(json!({ "allowed_services": [] }));
-    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
+    for (changes, expected) in [
+        (json!({ "enabled": false }), "502 GW_CREDENTIAL_REVOKED"),
+        (json!({ "enabled": true }), "200 "),
+        (
+            json!({ "allowed_services": [] }),
+            "502 GW_CREDENTIAL_REVOKED",
+        ),
+    ] {
+        api.patch(&credential, &changes);
+        let outcome = outcome_after_change(&api, &mut caller, &minted);
+        assert_eq!(outcome, expected, "{changes}");
+    }
     api.delete(&credential);
-    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
+    let outcome = outcome_after_change(&api, &mut caller, &minted);
+    assert_eq!(outcome, "502 GW_CREDENTIAL_REVOKED");
+}
 
+#[test]
+fn the_rotation_of_a_key_is_in_force_within_a_second() {
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let (id, key) = api.create_service_key("demo", &["echo"]);
     let key = format!("X-Gw-Service-Key: {key}\r\n");
-    takes_effect(&key, "200 ");
-    let rotate = format!("/accounts/demo/service-keys/{key_id}/rotate-secret");
+    let mut caller = scene.connect();
+    assert_eq!(outcome_after_change(&api, &mut caller, &key), "200 ");
+    let rotate = format!("/accounts/demo/service-keys/{id}/rotate-secret");
     api.post(&rotate, &Value::Null);
-    takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
+    let outcome = outcome_after_change(&api, &mut caller, &key);
+    assert_eq!(outcome, "502 GW_SERVICE_KEY_INVALID");
 }
 
 #[test]
 fn unknown_paths_and_methods_of_the_apex_are_refused() {
     let scene = Scene::service().agent().start();
-    let mut caller = crate::support::apex::connect(&scene);
+    let mut caller = connect(&scene);
     for (line, status, code) in [
         ("GET /", 404, "GW_NOT_FOUND"),
         ("GET /oauth", 404, "GW_NOT_FOUND"),
@@ -533,11 +496,8 @@ fn unknown_paths_and_methods_of_the_apex_are_refused() {
             "{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"
         ));
         let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (status, code),
-            "{line}"
-        );
+        assert_eq!(response.status, status, "{line}");
+        assert_eq!(response.code(), code, "{line}");
         assert_eq!(response.headers.contains("allow"), status == 405, "{line}");
     }
     caller.send(format!(

@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use crate::administration::hostile_text::{assert_harmless, in_each_string};
+use super::hostile_text::{assert_harmless, in_each_string};
+use super::{Ended, assert_says, end};
+use crate::support::peers::backend;
 
 /// An administration API with prepared answers.
 struct FakeApi {
@@ -31,33 +33,24 @@ impl FakeApi {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
         let answers = Mutex::new(VecDeque::from(answers));
-        let url = crate::support::peers::backend::start(move |mut peer| {
+        let url = backend::start(move |mut peer| {
             while let Ok((head, body, _)) = peer.request() {
                 let header = |name| {
-                    head.headers
-                        .get(name)
-                        .map_or("", |value| value.to_str().unwrap())
+                    let value = head.headers.get(name);
+                    value.map_or("", |value| value.to_str().unwrap())
                 };
                 assert_eq!(header("authorization"), "Bearer t0ken");
-                assert_eq!(
-                    header("content-type"),
-                    if body.is_empty() {
-                        ""
-                    } else {
-                        "application/json"
-                    }
-                );
+                let media_type = if body.is_empty() {
+                    ""
+                } else {
+                    "application/json"
+                };
+                assert_eq!(header("content-type"), media_type);
                 let body = String::from_utf8(body).unwrap();
-                seen.lock().unwrap().push(
-                    format!("{} {} {body}", head.method, head.target)
-                        .trim_end()
-                        .to_owned(),
-                );
-                let (status, answer) = answers
-                    .lock()
-                    .unwrap()
-                    .pop_front()
-                    .expect("an answer is left");
+                let request = format!("{} {} {body}", head.method, head.target);
+                seen.lock().unwrap().push(request.trim_end().to_owned());
+                let answer = answers.lock().unwrap().pop_front();
+                let (status, answer) = answer.expect("an answer is left");
                 let media_type = if status < 400 {
                     "application/json"
                 } else {
@@ -78,6 +71,15 @@ impl FakeApi {
         Self { url, asked }
     }
 
+    /// `gw-gateway` with the words of `line` as arguments, for this API.
+    fn command(&self, line: &str) -> Command {
+        let mut command = gw_gateway(line);
+        command
+            .env("GW_ADMIN_URL", &self.url)
+            .env("GW_ADMIN_TOKEN", "t0ken");
+        command
+    }
+
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -94,29 +96,8 @@ fn gw_gateway(line: &str) -> Command {
     command
 }
 
-/// Exit code and output of a command.
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn end(mut command: Command) -> Ended {
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ended {
-        code: output.status.code().unwrap(),
-        out: text(output.stdout),
-        err: text(output.stderr),
-    }
-}
-
 fn administer(api: &FakeApi, line: &str) -> Ended {
-    let mut command = gw_gateway(line);
-    command
-        .env("GW_ADMIN_URL", &api.url)
-        .env("GW_ADMIN_TOKEN", "t0ken");
-    end(command)
+    end(&mut api.command(line))
 }
 
 /// Runs a command that must succeed against `answers`; returns its requests and its output. Runs it
@@ -136,19 +117,38 @@ fn assert_escaped(line: &str, answers: &[(u16, Value)]) {
             let mut answers = answers.to_vec();
             answers[at] = (*status, hostile.clone());
             let Ended { code, out, err } = administer(&FakeApi::new(answers), line);
-            assert_harmless(
-                &format!("{line}, {hostile}, standard output"),
-                out.as_bytes(),
-            );
-            assert_harmless(
-                &format!("{line}, {hostile}, standard error"),
-                err.as_bytes(),
-            );
+            let what = format!("{line}, {hostile}");
+            assert_harmless(&format!("{what}, standard output"), out.as_bytes());
+            assert_harmless(&format!("{what}, standard error"), err.as_bytes());
             if line.ends_with("--json") && code == 0 && !out.is_empty() {
                 assert!(serde_json::from_str::<Value>(&out).is_ok(), "{line}: {out}");
             }
         }
     }
+}
+
+/// Runs each command of `table` against `record`, and compares its request with the line that
+/// follows the command. `{id}` in both is the id of the record.
+fn assert_requests(record: &Value, id: &str, table: &str) {
+    let table = table.trim().replace("{id}", id);
+    let lines: Vec<&str> = table.lines().map(str::trim).collect();
+    for pair in lines.chunks(2) {
+        let [line, request] = pair else {
+            panic!("no request of the command: {pair:?}");
+        };
+        let (method, target) = request.split_once(' ').unwrap();
+        let answer = match method {
+            "DELETE" => (204, Value::Null),
+            _ if target.contains("?limit=") => (200, page(std::slice::from_ref(record))),
+            _ => (200, record.clone()),
+        };
+        let (asked, _) = succeed(line, vec![answer]);
+        assert_eq!(asked, [format!("{method} /api/v1{target}")], "{line}");
+    }
+}
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
 }
 
 fn page(items: &[Value]) -> Value {
@@ -157,83 +157,71 @@ fn page(items: &[Value]) -> Value {
 
 const CREATED_AT: &str = "2026-01-02T03:04:05Z";
 
+fn account(id: &str) -> Value {
+    json!({ "id": id, "capture_allowed": false, "created_at": CREATED_AT })
+}
+
 #[test]
-fn accounts() {
-    let account =
-        |id: &str| json!({ "id": id, "capture_allowed": false, "created_at": CREATED_AT });
+fn commands_for_accounts_have_their_requests() {
+    let table = r#"
+        account create acme
+            POST /accounts {"id":"acme"}
+        account show acme
+            GET /accounts/acme
+        account change acme --capture-allowed true --domains-max 7
+            PATCH /accounts/acme {"capture_allowed":true,"domains_max":7}
+        account delete acme
+            DELETE /accounts/acme"#;
+    assert_requests(&account("acme"), "acme", table);
+}
 
-    let (asked, out) = succeed("account create acme", vec![(201, account("acme"))]);
-    assert_eq!(asked, [r#"POST /api/v1/accounts {"id":"acme"}"#]);
-    assert_eq!(
-        out,
-        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  \
-         created          2026-01-02T03:04:05Z\n  domains max      100\n"
+#[test]
+fn an_account_is_printed_as_text_or_json() {
+    let printed = |line: &str, status, answer| succeed(line, vec![(status, answer)]).1;
+    let created = "Created:\n  account          acme\n  capture allowed  no\n  \
+                   managed by       -\n  created          2026-01-02T03:04:05Z\n  \
+                   domains max      100\n";
+    let acme = || account("acme");
+    assert_eq!(printed("account create acme", 201, acme()), created);
+    let existing = printed("account create acme", 200, acme());
+    assert!(
+        existing.starts_with("Already exists, unchanged:\n"),
+        "{existing}"
     );
-    let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
-    assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
+    let shown = printed("account show acme --json", 200, acme());
+    assert_eq!(shown, format!("{}\n", acme()));
+    assert_eq!(
+        printed("account delete acme", 204, Value::Null),
+        "Deleted.\n"
+    );
+    assert_eq!(printed("account delete acme --json", 204, Value::Null), "");
+}
 
+#[test]
+fn a_list_has_the_items_of_all_pages() {
     let pages = || {
-        vec![
-            (
-                200,
-                json!({ "items": [account("abc"), account("acme")], "next_cursor": "a&b" }),
-            ),
-            (200, page(&[account("averylongone")])),
-        ]
+        let first = json!({ "items": [account("abc"), account("acme")], "next_cursor": "a&b" });
+        vec![(200, first), (200, page(&[account("averylongone")]))]
     };
     let (asked, out) = succeed("account list", pages());
-    assert_eq!(
-        asked,
-        [
-            "GET /api/v1/accounts?limit=500",
-            "GET /api/v1/accounts?limit=500&cursor=a%26b"
-        ]
-    );
+    let first = "GET /api/v1/accounts?limit=500";
+    assert_eq!(asked, [first, &format!("{first}&cursor=a%26b")]);
     let table = "ACCOUNT       CAPTURE ALLOWED  MANAGED BY  CREATED\n\
                  abc           no               -           2026-01-02T03:04:05Z\n\
                  acme          no               -           2026-01-02T03:04:05Z\n\
                  averylongone  no               -           2026-01-02T03:04:05Z\n";
     assert_eq!(out, table);
-    let (_, out) = succeed("account list --json", pages());
     let all = page(&[account("abc"), account("acme"), account("averylongone")]);
-    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), all);
-    assert_eq!(
-        succeed("account list", vec![(200, page(&[]))]).1,
-        "No accounts.\n"
-    );
-
-    let (asked, out) = succeed("account show acme --json", vec![(200, account("acme"))]);
-    assert_eq!(asked, ["GET /api/v1/accounts/acme"]);
-    assert_eq!(out, format!("{}\n", account("acme")));
-
-    let (asked, _) = succeed(
-        "account change acme --capture-allowed true --domains-max 7",
-        vec![(200, account("acme"))],
-    );
-    assert_eq!(
-        asked,
-        [r#"PATCH /api/v1/accounts/acme {"capture_allowed":true,"domains_max":7}"#]
-    );
-
-    let (asked, out) = succeed("account delete acme", vec![(204, Value::Null)]);
-    assert_eq!(
-        (asked, out.as_str()),
-        (
-            vec!["DELETE /api/v1/accounts/acme".to_owned()],
-            "Deleted.\n"
-        )
-    );
-    assert_eq!(
-        succeed("account delete acme --json", vec![(204, Value::Null)]).1,
-        ""
-    );
+    assert_eq!(json_of(&succeed("account list --json", pages()).1), all);
+    let (_, out) = succeed("account list", vec![(200, page(&[]))]);
+    assert_eq!(out, "No accounts.\n");
 }
 
-#[test]
-fn requests() {
-    const ID: &str = "019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07";
-    let request = json!({
-        "id": ID,
+const REQUEST_ID: &str = "019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07";
+
+fn request() -> Value {
+    json!({
+        "id": REQUEST_ID,
         "time": "2026-11-21T08:00:00.123Z",
         "account": "acme",
         "service": "api",
@@ -264,40 +252,44 @@ fn requests() {
         "attempts": [{ "agent_id": "ag_y", "reason": "no_slot", "duration_us": 1500 }],
         "captured_request": { "headers": [["accept", "*/*"]], "bytes": 3, "truncated": false },
         "captured_response": { "headers": [], "bytes": 1_048_576, "truncated": true },
-    });
-    let (asked, out) = succeed(&format!("request show {ID}"), vec![(200, request.clone())]);
-    assert_eq!(asked, [format!("GET /api/v1/requests/{ID}")]);
-    for line in [
+    })
+}
+
+#[test]
+fn requests_are_shown_and_replayed() {
+    let table = r#"
+      request show {id}
+        GET /requests/{id}
+      request replay {id} --target /orders --header Accept: --header X-A:1
+        POST /requests/{id}/replay {"set_headers":{"Accept":null,"X-A":"1"},"target":"/orders"}"#;
+    assert_requests(&request(), REQUEST_ID, table);
+    let (_, out) = succeed(
+        &format!("request show {REQUEST_ID}"),
+        vec![(200, request())],
+    );
+    let says = [
         "  request             019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07\n",
         "  target              /orders?limit=5\n",
         "  captured request    3 bytes\n",
         "  captured response   1048576 bytes, cut off\n",
         "  failed attempt      ag_y: no_slot after 1.500 ms\n",
         "  backend first byte       6.000 ms              ████████████████████████\n",
-    ] {
-        assert!(out.contains(line), "{line}{out}");
-    }
+    ];
+    assert_says(&out, &says);
+}
 
+#[test]
+fn requests_are_searched() {
     let (asked, out) = succeed(
         "request search --account acme --service api --status 5xx --min-ms 100 --since \
          2026-11-21T08:00:00Z --retried --limit 2",
-        vec![(200, page(std::slice::from_ref(&request)))],
+        vec![(200, page(&[request()]))],
     );
     let query = "limit=2&account=acme&min_ms=100&retried=true&service=api&\
                  since=2026-11-21T08%3A00%3A00Z&status=5xx";
     assert_eq!(asked, [format!("GET /api/v1/requests?{query}")]);
-    assert!(
-        out.starts_with("REQUEST ") && out.contains("  acme/api  200     -     10.000    POST"),
-        "{out}"
-    );
-
-    let command = format!("request replay {ID} --target /orders --header Accept: --header X-A:1");
-    let (asked, _) = succeed(&command, vec![(201, request)]);
-    let edits = r#"{"set_headers":{"Accept":null,"X-A":"1"},"target":"/orders"}"#;
-    assert_eq!(
-        asked,
-        [format!("POST /api/v1/requests/{ID}/replay {edits}")]
-    );
+    assert!(out.starts_with("REQUEST "), "{out}");
+    assert_says(&out, &["  acme/api  200     -     10.000    POST"]);
 }
 
 fn service() -> Value {
@@ -342,36 +334,34 @@ fn services_are_created_with_their_settings() {
         "affinity": "header:x-session",
         "hsts_max_age_seconds": 300,
     });
-    assert_eq!(
-        serde_json::from_str::<Value>(&format!("{{{body}")).unwrap(),
-        expected
-    );
-    assert!(
-        out.contains("\n  hostname               acme--api.eu1.example.com\n"),
-        "{out}"
+    assert_eq!(json_of(&format!("{{{body}")), expected);
+    assert_says(
+        &out,
+        &["\n  hostname               acme--api.eu1.example.com\n"],
     );
 }
 
 #[test]
-fn services_are_changed_listed_shown_and_deleted() {
-    let (asked, _) = succeed("service create acme api", vec![(201, service())]);
-    assert_eq!(
-        asked,
-        [r#"POST /api/v1/accounts/acme/services {"id":"api"}"#]
-    );
-    let (asked, _) = succeed("service change acme api --enable", vec![(200, service())]);
-    assert_eq!(
-        asked,
-        [r#"PATCH /api/v1/accounts/acme/services/api {"enabled":true}"#]
-    );
-    let (asked, _) = succeed("service change acme api --mode jwt", vec![(200, service())]);
-    assert_eq!(
-        asked,
-        [r#"PATCH /api/v1/accounts/acme/services/api {"modes":["jwt"]}"#]
-    );
+fn commands_for_services_have_their_requests() {
+    let table = r#"
+        service create acme api
+            POST /accounts/acme/services {"id":"api"}
+        service change acme api --enable
+            PATCH /accounts/acme/services/api {"enabled":true}
+        service change acme api --mode jwt
+            PATCH /accounts/acme/services/api {"modes":["jwt"]}
+        service list acme
+            GET /accounts/acme/services?limit=500
+        service show acme api
+            GET /accounts/acme/services/api
+        service delete acme api
+            DELETE /accounts/acme/services/api"#;
+    assert_requests(&service(), "api", table);
+}
 
-    let (asked, out) = succeed("service list acme", vec![(200, page(&[service()]))]);
-    assert_eq!(asked, ["GET /api/v1/accounts/acme/services?limit=500"]);
+#[test]
+fn services_are_printed() {
+    let (_, out) = succeed("service list acme", vec![(200, page(&[service()]))]);
     let table = "\
 SERVICE  HOSTNAME                   MANAGED BY  MODES             ENABLED  BURST  \
     REFILL PER MINUTE  REQUEST LOGGING
@@ -379,22 +369,14 @@ api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000 
     300                yes
 ";
     assert_eq!(out, table);
-
-    let (asked, out) = succeed("service show acme api", vec![(200, service())]);
-    assert_eq!(asked, ["GET /api/v1/accounts/acme/services/api"]);
-    assert!(
-        out.contains(
-            "\n  capture response body  no\n  retries                yes\n  affinity               \
-             cookie\n"
-        ),
-        "{out}"
-    );
-    let (asked, _) = succeed("service delete acme api", vec![(204, Value::Null)]);
-    assert_eq!(asked, ["DELETE /api/v1/accounts/acme/services/api"]);
+    let (_, out) = succeed("service show acme api", vec![(200, service())]);
+    let says = "\n  capture response body  no\n  retries                yes\n  \
+                affinity               cookie\n";
+    assert_says(&out, &[says]);
 }
 
 #[test]
-fn signing_keys() {
+fn commands_for_signing_keys_have_their_requests() {
     let kid = "k".repeat(43);
     let key = json!({
         "kid": kid,
@@ -402,27 +384,18 @@ fn signing_keys() {
         "created_at": CREATED_AT,
         "active_from": CREATED_AT,
     });
-    let (asked, out) = succeed(
-        "signing-key list",
-        vec![(200, page(std::slice::from_ref(&key)))],
-    );
-    assert_eq!(asked, ["GET /api/v1/signing-keys?limit=500"]);
-    assert!(out.contains("  next    2026-01-02T03:04:05Z  "), "{out}");
-    let (asked, _) = succeed("signing-key rotate", vec![(201, key.clone())]);
-    assert_eq!(
-        asked,
-        [r#"POST /api/v1/signing-keys/rotate {"immediately":false}"#]
-    );
-    let (asked, _) = succeed("signing-key rotate --immediately", vec![(201, key)]);
-    assert_eq!(
-        asked,
-        [r#"POST /api/v1/signing-keys/rotate {"immediately":true}"#]
-    );
-    let (asked, _) = succeed(
-        &format!("signing-key delete {kid}"),
-        vec![(204, Value::Null)],
-    );
-    assert_eq!(asked, [format!("DELETE /api/v1/signing-keys/{kid}")]);
+    let table = r#"
+        signing-key list
+            GET /signing-keys?limit=500
+        signing-key rotate
+            POST /signing-keys/rotate {"immediately":false}
+        signing-key rotate --immediately
+            POST /signing-keys/rotate {"immediately":true}
+        signing-key delete {id}
+            DELETE /signing-keys/{id}"#;
+    assert_requests(&key, &kid, table);
+    let (_, out) = succeed("signing-key list", vec![(200, page(&[key]))]);
+    assert_says(&out, &["  next    2026-01-02T03:04:05Z  "]);
 }
 
 #[test]
@@ -440,13 +413,11 @@ fn audit_log_stops_at_its_limit() {
         })
     };
     let pages = || {
-        vec![
-            (
-                200,
-                json!({ "items": [entry(9), entry(8)], "next_cursor": "8" }),
-            ),
-            (200, json!({ "items": [entry(7)], "next_cursor": "7" })),
-        ]
+        let page = |items: &[Value], next: &str| {
+            let page = json!({ "items": items, "next_cursor": next });
+            (200, page)
+        };
+        vec![page(&[entry(9), entry(8)], "8"), page(&[entry(7)], "7")]
     };
     let (asked, out) = succeed("audit list --account acme --limit 3", pages());
     let first = "GET /api/v1/audit-log?limit=3&account=acme";
@@ -459,7 +430,7 @@ fn audit_log_stops_at_its_limit() {
     assert_eq!(out.lines().last(), Some(last));
     let (_, out) = succeed("audit list --limit 3 --json", pages());
     let expected = json!({ "items": [entry(9), entry(8), entry(7)], "next_cursor": "7" });
-    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), expected);
+    assert_eq!(json_of(&out), expected);
 }
 
 #[test]
@@ -471,33 +442,31 @@ fn the_check_of_the_audit_log_tells_what_is_wrong() {
             "problem_count": problems.as_array().unwrap().len(), "problems": problems,
         })
     };
-    let line = format!("audit verify --head {head}");
-    let (asked, out) = succeed(&line, vec![(200, found(true, json!([])))]);
-    assert_eq!(
-        asked,
-        [format!("GET /api/v1/audit-log/verification?heads={head}")]
+    let whole = found(true, json!([]));
+    let (asked, out) = succeed(
+        &format!("audit verify --head {head}"),
+        vec![(200, whole.clone())],
     );
-    assert!(
-        out.contains("valid           yes") && out.contains(&head),
-        "{out}"
-    );
-    let wrong = found(
-        false,
-        json!([{ "number": 3, "problem": "its hash is another one" }]),
-    );
+    let request = format!("GET /api/v1/audit-log/verification?heads={head}");
+    assert_eq!(asked, [request]);
+    assert_says(&out, &["valid           yes", &head]);
+
+    let problem = json!([{ "number": 3, "problem": "its hash is another one" }]);
+    let wrong = found(false, problem);
     let api = FakeApi::new(vec![(200, wrong.clone())]);
-    let Ended { code, out, err } = administer(&api, "audit verify");
+    let ended = administer(&api, "audit verify");
     assert_eq!(api.asked(), ["GET /api/v1/audit-log/verification"]);
+    ended.assert_failed(1, &["1 problems"]);
     assert!(
-        code == 1 && out.ends_with("entry 3: its hash is another one\n"),
-        "{out}"
+        ended.out.ends_with("entry 3: its hash is another one\n"),
+        "{ended:?}"
     );
-    assert!(err.contains("1 problems"), "{err}");
     assert_escaped("audit verify", &[(200, wrong)]);
-    let mut unread = found(true, json!([]));
+
+    let mut unread = whole;
     unread["archive_error"] = "the bucket is gone".into();
-    let Ended { code, err, .. } = administer(&FakeApi::new(vec![(200, unread)]), "audit verify");
-    assert!(code == 1 && err.contains("the bucket is gone"), "{err}");
+    let ended = administer(&FakeApi::new(vec![(200, unread)]), "audit verify");
+    ended.assert_failed(1, &["the bucket is gone"]);
 }
 
 #[test]
@@ -532,9 +501,7 @@ fn usage_is_a_table_or_lines_of_values() {
     let (_, out) = succeed("usage", pages());
     let mut lines = out.lines();
     let header = lines.next().unwrap();
-    assert!(
-        header.starts_with("DATE") && header.ends_with("BYTES OUT"),
-        "{out}"
-    );
+    assert!(header.starts_with("DATE"), "{out}");
+    assert!(header.ends_with("BYTES OUT"), "{out}");
     assert_eq!(lines.count(), 2, "{out}");
 }

@@ -10,22 +10,14 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::{Ended, Installation, assert_says, end};
 use crate::support::admin_api::Api;
-use crate::support::processes::process::{
-    Served, config_text, gw_agent, gw_gateway, serve, serve_command,
-};
+use crate::support::processes::process::{Served, gw_agent};
 
 /// A gateway with a folder, in which its commands run.
 struct Gateway {
-    folder: tempfile::TempDir,
+    installation: Installation,
     served: Served,
-}
-
-/// Exit code and output of a command.
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
 }
 
 impl Gateway {
@@ -35,42 +27,32 @@ impl Gateway {
 
     /// A gateway whose configuration has `more`.
     fn with(more: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("gateway.toml");
-        let text = config_text(&folder.path().join("data"), 0);
-        fs::write(&config, text + more).unwrap();
-        let served = serve(&mut serve_command(&config));
-        Self { folder, served }
+        let installation = Installation::with(more);
+        let served = installation.serve();
+        Self {
+            installation,
+            served,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.installation.path(name)
     }
 
     fn run(&self, words: &[&str]) -> Ended {
-        let mut command = gw_gateway();
-        command
-            .args(words)
-            .current_dir(self.folder.path())
-            .env(
-                "GW_ADMIN_URL",
-                format!("http://{}", self.served.admin_address),
-            )
-            .env("GW_ADMIN_TOKEN_FILE", self.path("data/admin.token"));
-        let output = command.output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ended {
-            code: output.status.code().unwrap(),
-            out: text(output.stdout),
-            err: text(output.stderr),
-        }
+        let mut command = self.installation.administer(&self.served);
+        end(command.args(words).current_dir(self.path("")))
+    }
+
+    /// Runs `apply` with these words.
+    fn apply(&self, words: &str) -> Ended {
+        let words: Vec<&str> = ["apply"].into_iter().chain(words.split(' ')).collect();
+        self.run(&words)
     }
 
     /// The output of a command that succeeds.
     fn succeed(&self, words: &[&str]) -> String {
-        let Ended { code, out, err } = self.run(words);
-        assert_eq!(code, 0, "{words:?}: {err}");
-        out
+        self.run(words).done()
     }
 
     fn json(&self, words: &[&str]) -> Value {
@@ -99,24 +81,18 @@ impl Gateway {
             .arg(self.path("data/dev-ca.crt"))
             .arg("--state-dir")
             .arg(self.path(name));
-        let output = command.output().unwrap();
-        let err = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{err}");
+        end(&mut command).done();
     }
 
     /// The newest entries of the audit log: action, target and detail.
     fn audit(&self, number: usize) -> Vec<(String, String, Value)> {
         let list = self.json(&["audit", "list", "--limit", &number.to_string()]);
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        list["items"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|entry| {
-                let detail = entry["detail"].clone();
-                (text(&entry["action"]), text(&entry["target"]), detail)
-            })
-            .collect()
+        let entries = list["items"].as_array().unwrap().iter().map(|entry| {
+            let detail = entry["detail"].clone();
+            (text(&entry["action"]), text(&entry["target"]), detail)
+        });
+        entries.collect()
     }
 }
 
@@ -164,17 +140,14 @@ fn an_export_applied_to_an_empty_gateway_gives_the_same_export() {
     let exported = one.export();
     for secret in &secrets {
         let secret = secret.rsplit(['.', '_']).next().unwrap();
-        assert!(
-            secret.len() > 40 && !exported.contains(secret),
-            "{exported}"
-        );
+        assert!(secret.len() > 40, "{secret}");
+        assert!(!exported.contains(secret), "{exported}");
     }
     let table: toml::Table = exported.parse().unwrap();
     let shop = serde_json::to_value(&table["service"][0]).unwrap();
-    let openapi: Value = Api::at(one.served.admin_address, "")
-        .get("/openapi.json")
-        .done();
-    let mut settings = openapi["components"]["schemas"]["ServiceChanges"]["properties"].clone();
+    let openapi = Api::at(one.served.admin_address, "").get("/openapi.json");
+    let schemas = &openapi.done()["components"]["schemas"];
+    let mut settings = schemas["ServiceChanges"]["properties"].clone();
     settings.as_object_mut().unwrap().remove("managed_by");
     let defaults = one.json(&["service", "show", "acme", "web"]);
     for name in settings.as_object().unwrap().keys() {
@@ -188,27 +161,22 @@ fn an_export_applied_to_an_empty_gateway_gives_the_same_export() {
     two.write("all.toml", &exported);
     let apply = ["apply", "-f", "all.toml", "--print-secrets"];
     let out = two.succeed(&apply);
-    assert!(out.contains("! agent acme/edge 1 (all.toml:"), "{out}");
-    assert!(
-        out.contains("key acme/it's \"mine\" \u{fc}: id ") && out.contains(", secret gw_sk_"),
-        "{out}"
-    );
-    assert!(
-        out.contains("7 to create, 0 to change, 0 to delete, 0 unchanged."),
-        "{out}"
-    );
+    let says = [
+        "! agent acme/edge 1 (all.toml:",
+        "key acme/it's \"mine\" \u{fc}: id ",
+        ", secret gw_sk_",
+        "7 to create, 0 to change, 0 to delete, 0 unchanged.",
+    ];
+    assert_says(&out, &says);
     assert!(out.ends_with("Made 7 changes.\n"), "{out}");
     two.enroll("edge 1");
-    let out = two.succeed(&apply);
-    assert!(out.contains("    standby: false → true\n"), "{out}");
+    assert_says(&two.succeed(&apply), &["    standby: false → true\n"]);
     assert_eq!(two.export(), exported);
     assert_eq!(two.succeed(&apply), "No difference in 8 objects.\n");
     assert_eq!(two.run(&["diff", "-f", "all.toml"]).code, 0);
     let of_beta = two.succeed(&["export", "--account", "beta"]);
-    assert!(
-        of_beta.contains("\"beta\"") && !of_beta.contains("acme"),
-        "{of_beta}"
-    );
+    assert_says(&of_beta, &["\"beta\""]);
+    assert!(!of_beta.contains("acme"), "{of_beta}");
     assert_eq!(two.json(&["export"])["service"][0]["burst"], 7);
 }
 
@@ -219,11 +187,11 @@ const SHOP: &str = "managed_by = \"git\"\n\n[[account]]\nid = \"acme\"\n\n[[serv
 const OPS: &str = "managed_by = \"ops\"\n[[service]]\naccount = \"acme\"\nid = \"web\"\n";
 
 #[test]
-fn nothing_changes_before_every_document_is_right() {
+fn a_plan_is_shown_and_not_made() {
     let gateway = Gateway::new();
     let empty = gateway.export();
     gateway.write("a.toml", SHOP);
-    let shown = gateway.succeed(&["apply", "-f", "a.toml", "--dry-run"]);
+    let shown = gateway.apply("-f a.toml --dry-run").done();
     let expected = "+ account acme (a.toml:3)\n    managed_by: \"git\"\n\
                     + service acme/shop (a.toml:6)\n    burst: 5\n    managed_by: \"git\"\n\
                     + key acme/ci (a.toml:11)\n    allowed_services: [\"shop\"]\n    managed_by: \
@@ -237,15 +205,19 @@ fn nothing_changes_before_every_document_is_right() {
     let plan = gateway.json(&["apply", "-f", "a.toml", "--dry-run"]);
     assert_eq!(plan["changes"][1]["fields"]["burst"]["new"], 5);
     assert_eq!(plan["changes"][1]["line"], 6);
-
     // The secret would be on no terminal and in no file.
-    let Ended { code, err, .. } = gateway.run(&["apply", "-f", "a.toml"]);
-    assert!(code == 2 && err.contains("add --secrets-dir DIR"), "{err}");
+    let refused = gateway.apply("-f a.toml");
+    refused.assert_failed(2, &["add --secrets-dir DIR"]);
+    assert_eq!(gateway.export(), empty);
+}
 
-    gateway.write(
-        "b.toml",
-        "[[service]]\naccount = \"acme\"\nid = \"web\"\nbrust = 5\nburst = 0\n",
-    );
+#[test]
+fn nothing_changes_before_every_document_is_right() {
+    let gateway = Gateway::new();
+    let empty = gateway.export();
+    gateway.write("a.toml", SHOP);
+    let wrong = "[[service]]\naccount = \"acme\"\nid = \"web\"\nbrust = 5\nburst = 0\n";
+    gateway.write("b.toml", wrong);
     for command in ["apply", "diff"] {
         let Ended { code, out, err } = gateway.run(&[command, "-f", "a.toml", "-f", "b.toml"]);
         assert_eq!((code, out.as_str()), (2, ""));
@@ -254,10 +226,9 @@ fn nothing_changes_before_every_document_is_right() {
                         acme/web: burst: at least 1\n";
         assert_eq!(err, expected);
     }
-    // What only the gateway shows to be wrong.
+    // A mistake that only the records of the gateway show.
     gateway.write("b.toml", "[[service]]\naccount = \"acne\"\nid = \"web\"\n");
-    let Ended { code, err, .. } =
-        gateway.run(&["apply", "-f", "a.toml", "-f", "b.toml", "--print-secrets"]);
+    let Ended { code, err, .. } = gateway.apply("-f a.toml -f b.toml --print-secrets");
     let expected = "gw-gateway: 1 mistake in the documents; nothing was changed:\n  b.toml:1: \
                     service acne/web: there is no account acne; did you mean `acme`?\n";
     assert_eq!((code, err.as_str()), (2, expected));
@@ -282,22 +253,18 @@ fn secrets_go_to_new_files_and_the_audit_log_names_document_and_revision() {
     let out = gateway.succeed(&apply);
     let secret = gateway.path("secrets/acme.key.ci");
     let text = fs::read_to_string(&secret).unwrap();
-    assert!(
-        text.starts_with("gw_sk_") && !out.contains(text.trim()),
-        "{out}"
-    );
+    assert!(text.starts_with("gw_sk_"), "{text}");
+    assert!(!out.contains(text.trim()), "{out}");
     let mode = fs::metadata(&secret).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let applied = json!({ "file": "docs/sh%C3%BCp.toml", "revision": "4f1c 2" });
     let entries = gateway.audit(3);
-    let actions: Vec<&str> = entries.iter().map(|(action, ..)| action.as_str()).collect();
-    assert_eq!(
-        actions,
-        ["service_key.create", "service.create", "account.create"]
-    );
-    for (action, _, detail) in &entries {
+    let expected = ["service_key.create", "service.create", "account.create"];
+    for ((action, _, detail), expected) in entries.iter().zip(expected) {
+        assert_eq!(action, expected);
         assert_eq!(detail["applied"], applied, "{action}");
     }
+    assert_eq!(entries.len(), 3);
     assert_eq!(entries[1].2["burst"], 5);
 
     assert_eq!(gateway.succeed(&apply), "No difference in 3 objects.\n");
@@ -307,56 +274,47 @@ fn secrets_go_to_new_files_and_the_audit_log_names_document_and_revision() {
     let keys = gateway.json(&["key", "list", "acme"]);
     let key = keys["items"][0]["key_id"].as_str().unwrap();
     gateway.succeed(&["key", "delete", "acme", key]);
-    let Ended { code, err, .. } = gateway.run(&apply);
-    assert!(
-        code == 2 && err.contains("secrets/acme.key.ci exists, and may hold a secret"),
-        "{err}"
-    );
+    let held = "secrets/acme.key.ci exists, and may hold a secret";
+    gateway.run(&apply).assert_failed(2, &[held]);
     assert_eq!(fs::read_to_string(&secret).unwrap(), text);
     assert_eq!(gateway.json(&["key", "list", "acme"])["items"], json!([]));
     let made = gateway.json(&["apply", "-f", "docs", "--print-secrets"]);
     let change = &made["changes"][0];
     assert_eq!(change["made"], true);
-    assert!(
-        change["secret"].as_str().unwrap().starts_with("gw_sk_"),
-        "{made}"
-    );
-    assert_eq!(
-        gateway.audit(1)[0].2["applied"],
-        json!({ "file": "docs/sh%C3%BCp.toml" })
-    );
+    let secret = change["secret"].as_str().unwrap();
+    assert!(secret.starts_with("gw_sk_"), "{made}");
+    let applied = json!({ "file": "docs/sh%C3%BCp.toml" });
+    assert_eq!(gateway.audit(1)[0].2["applied"], applied);
 }
 
-#[test]
-fn only_own_objects_are_deleted_and_only_with_prune() {
+/// A gateway with the objects of both documents and a service of neither.
+fn with_three_owners() -> Gateway {
     let gateway = Gateway::new();
     gateway.write("shop.toml", SHOP);
     gateway.write("ops.toml", OPS);
-    gateway.succeed(&[
-        "apply",
-        "-f",
-        "shop.toml",
-        "-f",
-        "ops.toml",
-        "--print-secrets",
-    ]);
+    gateway
+        .apply("-f shop.toml -f ops.toml --print-secrets")
+        .done();
     gateway.succeed(&["service", "create", "acme", "manual"]);
-    let before = gateway.export();
+    let only_account = "managed_by = \"git\"\n[[account]]\nid = \"acme\"\n";
+    gateway.write("shop.toml", only_account);
+    gateway
+}
 
-    let prune = ["apply", "-f", "shop.toml", "--prune"];
-    nothing_is_deleted_without_prune_and_confirmation(&gateway, &prune, &before);
-
-    gateway.succeed(&[&prune[..], &["--yes", "--revision", "2"]].concat());
+#[test]
+fn only_own_objects_are_deleted() {
+    let gateway = with_three_owners();
+    gateway
+        .apply("-f shop.toml --prune --yes --revision 2")
+        .done();
     let entries = gateway.audit(2);
-    let actions: Vec<&str> = entries.iter().map(|(action, ..)| action.as_str()).collect();
+    let actions = [&*entries[0].0, &*entries[1].0];
     assert_eq!(actions, ["service.delete", "service_key.delete"]);
     let applied = json!({ "file": "shop.toml", "revision": "2" });
     assert_eq!(entries[0].2["applied"], applied);
     let services = gateway.json(&["service", "list", "acme"]);
-    let labels: BTreeMap<&str, Option<&str>> = services["items"]
-        .as_array()
-        .unwrap()
-        .iter()
+    let services = services["items"].as_array().unwrap().iter();
+    let labels: BTreeMap<_, _> = services
         .map(|service| {
             (
                 service["id"].as_str().unwrap(),
@@ -364,81 +322,42 @@ fn only_own_objects_are_deleted_and_only_with_prune() {
             )
         })
         .collect();
-    assert_eq!(
-        labels,
-        BTreeMap::from([("manual", None), ("web", Some("ops"))])
-    );
+    let expected = BTreeMap::from([("manual", None), ("web", Some("ops"))]);
+    assert_eq!(labels, expected);
 
     // An account that has objects of others stays.
-    let Ended { code, err, .. } = gateway.run(&[
-        "apply",
-        "-f",
-        "/dev/null",
-        "--managed-by",
-        "git",
-        "--prune",
-        "--yes",
-    ]);
-    assert!(
-        code == 2
-            && err.contains("account acme cannot be deleted")
-            && err.contains("service acme/manual"),
-        "{err}"
-    );
+    let refused = gateway.apply("-f /dev/null --managed-by git --prune --yes");
+    let says = ["account acme cannot be deleted", "service acme/manual"];
+    refused.assert_failed(2, &says);
 }
 
-fn nothing_is_deleted_without_prune_and_confirmation(
-    gateway: &Gateway,
-    prune: &[&str],
-    before: &str,
-) {
-    // Without --prune nothing is deleted, and without confirmation neither.
-    gateway.write(
-        "shop.toml",
-        "managed_by = \"git\"\n[[account]]\nid = \"acme\"\n",
-    );
-    assert_eq!(
-        gateway.succeed(&["apply", "-f", "shop.toml"]),
-        "No difference in 1 objects.\n"
-    );
-    let Ended { code, out, err } = gateway.run(prune);
-    assert_eq!(code, 1);
-    assert!(
-        out.starts_with("- key acme/ci\n- service acme/shop\n"),
-        "{out}"
-    );
-    assert!(
-        err.contains("Type yes to make these changes and delete 2 objects: "),
-        "{err}"
-    );
-    assert!(err.contains("the deletions were not confirmed"), "{err}");
+#[test]
+fn nothing_is_deleted_without_prune_and_confirmation() {
+    let gateway = with_three_owners();
+    let before = gateway.export();
+    let out = gateway.apply("-f shop.toml").done();
+    assert_eq!(out, "No difference in 1 objects.\n");
+    let refused = gateway.apply("-f shop.toml --prune");
+    let deletions = "- key acme/ci\n- service acme/shop\n";
+    assert!(refused.out.starts_with(deletions), "{refused:?}");
+    let says = [
+        "Type yes to make these changes and delete 2 objects: ",
+        "the deletions were not confirmed",
+    ];
+    refused.assert_failed(1, &says);
     assert_eq!(gateway.export(), before);
-    let Ended { code, err, .. } = gateway.run(&["apply", "-f", "/dev/null", "--prune"]);
-    assert!(
-        code == 2 && err.contains("--prune deletes objects with the label"),
-        "{err}"
-    );
+    let refused = gateway.apply("-f /dev/null --prune");
+    refused.assert_failed(2, &["--prune deletes objects with the label"]);
 }
 
 #[test]
 fn an_object_of_another_label_is_taken_over_on_demand_only() {
-    let gateway = Gateway::new();
-    gateway.write("shop.toml", SHOP);
-    gateway.write("ops.toml", OPS);
-    gateway.succeed(&[
-        "apply",
-        "-f",
-        "shop.toml",
-        "-f",
-        "ops.toml",
-        "--print-secrets",
-    ]);
+    let gateway = with_three_owners();
     gateway.write("ops.toml", &OPS.replace("ops", "git"));
-    let take = ["apply", "-f", "ops.toml"];
-    let Ended { code, err, .. } = gateway.run(&take);
-    let expected = "ops.toml:2: service acme/web: managed by ops, not by git; leave it to ops, or \
-                    take it over with --take-over";
-    assert!(code == 2 && err.contains(expected), "{err}");
-    let out = gateway.succeed(&[&take[..], &["--take-over"]].concat());
-    assert!(out.contains("    managed_by: \"ops\" → \"git\"\n"), "{out}");
+    let refused = gateway.apply("-f ops.toml");
+    let says = "ops.toml:2: service acme/web: managed by ops, not by git; leave it to ops, or take \
+                it over with --take-over";
+    refused.assert_failed(2, &[says]);
+    let out = gateway.apply("-f ops.toml --take-over").done();
+    assert_says(&out, &["    managed_by: \"ops\" → \"git\"\n"]);
 }

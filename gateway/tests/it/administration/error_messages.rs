@@ -12,41 +12,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::processes::process::{Served, config_text, gw_gateway, serve, serve_command};
+use super::{Installation, assert_says, end};
+use crate::support::processes::process::{Served, gw_gateway, serve_command};
 use crate::support::{SOON, programs};
-
-/// Exit code and standard error.
-fn fail(command: &mut Command) -> (i32, String) {
-    let output = command.output().unwrap();
-    (
-        output.status.code().unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    )
-}
-
-fn assert_says(message: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(message.contains(part), "no {part:?} in: {message}");
-    }
-}
-
-/// A folder with a configuration whose data folder is `data` below it; `more` is appended.
-fn configured(more: &str) -> (tempfile::TempDir, std::path::PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("gateway.toml");
-    fs::write(
-        &file,
-        format!("{}{more}", config_text(&folder.path().join("data"), 0)),
-    )
-    .unwrap();
-    (folder, file)
-}
-
-fn doctor(config: &Path) -> Command {
-    let mut command = gw_gateway();
-    command.arg("doctor").arg("--config").arg(config);
-    command
-}
 
 /// `command` without any capability, also if the tests run as root. `namespaces` are further
 /// options of unshare(1).
@@ -60,54 +28,42 @@ fn without_capabilities(command: &Command, namespaces: &[&str]) -> Command {
     wrapped
 }
 
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
 #[test]
 fn a_data_folder_that_cannot_be_used() {
     if !programs::usable(&["unshare"]) {
         return;
     }
-    let (folder, config) = configured("");
-    let data = folder.path().join("data");
+    let installation = Installation::new();
+    let data = installation.path("data");
     let named = format!("data_dir {}: ", data.display());
+    let start = || {
+        end(&mut without_capabilities(
+            &installation.serve_command(),
+            &[],
+        ))
+    };
     fs::create_dir(&data).unwrap();
-    fs::set_permissions(&data, fs::Permissions::from_mode(0o000)).unwrap();
-    let (code, message) = fail(&mut without_capabilities(&serve_command(&config), &[]));
-    assert_eq!(code, 1);
-    assert_says(
-        &message,
-        &[
-            &named,
-            "Permission denied",
-            "its mode is 0000",
-            &format!("`chmod 700 {}`", data.display()),
-        ],
-    );
-    let output = without_capabilities(&doctor(&config), &[])
-        .output()
-        .unwrap();
-    assert_says(
-        &String::from_utf8(output.stdout).unwrap(),
-        &["FAILED   data_dir"],
-    );
+    set_mode(&data, 0o000);
+    let remedy = format!("`chmod 700 {}`", data.display());
+    let says = [&*named, "Permission denied", "its mode is 0000", &remedy];
+    start().assert_failed(1, &says);
+    let examined = end(&mut without_capabilities(&installation.doctor(), &[]));
+    assert_says(&examined.out, &["FAILED   data_dir"]);
 
     fs::remove_dir(&data).unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
-    let (code, message) = fail(&mut without_capabilities(&serve_command(&config), &[]));
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
-    assert_eq!(code, 1);
-    assert_says(
-        &message,
-        &[
-            &named,
-            "it cannot be created: Permission denied",
-            "install -d -m 0700 -o ",
-        ],
-    );
+    set_mode(&installation.path(""), 0o500);
+    let ended = start();
+    set_mode(&installation.path(""), 0o700);
+    let cause = "it cannot be created: Permission denied";
+    ended.assert_failed(1, &[&named, cause, "install -d -m 0700 -o "]);
 
     fs::write(&data, "").unwrap();
-    assert_says(
-        &fail(&mut serve_command(&config)).1,
-        &[&named, "it is not a folder", "name a folder"],
-    );
+    let ended = end(&mut installation.serve_command());
+    ended.assert_failed(1, &[&named, "it is not a folder", "name a folder"]);
 }
 
 #[test]
@@ -115,203 +71,156 @@ fn a_full_disk() {
     if !programs::usable(&["unshare"]) {
         return;
     }
-    let (folder, config) = configured("");
-    let data = folder.path().join("data");
+    let installation = Installation::new();
+    let data = installation.path("data");
     fs::create_dir(&data).unwrap();
     // Mounts a file system without free space in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=64k,mode=700 none "$1" &&
                     cat /dev/zero >"$1/filler" 2>/dev/null
                     shift && exec "$@""#;
+    let serve = installation.serve_command();
     let mut command = Command::new("unshare");
     command
-        .args([
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "sh",
-            "-c",
-            script,
-            "sh",
-        ])
-        .arg(&data);
-    command
-        .arg(gw_gateway().get_program())
-        .arg("serve")
-        .arg("--config")
-        .arg(&config);
-    let (code, message) = fail(&mut command);
-    assert_eq!(code, 1);
+        .args(["--user", "--map-root-user", "--mount"])
+        .args(["sh", "-c", script, "sh"])
+        .arg(&data)
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    let found = format!("data_dir {}: the disk is full", data.display());
     let df = format!("`df -h {}`", data.display());
-    assert_says(
-        &message,
-        &[
-            &format!("data_dir {}: the disk is full", data.display()),
-            &df,
-            "then start again",
-        ],
-    );
+    end(&mut command).assert_failed(1, &[&found, &df, "then start again"]);
 }
 
 #[test]
 fn a_second_gateway_on_one_data_folder() {
-    let (folder, config) = configured("");
-    let first = serve(&mut serve_command(&config));
-    let (code, message) = fail(&mut serve_command(&config));
-    assert_eq!(code, 1);
-    let data = folder.path().join("data");
-    let holder = format!(
-        "data_dir {}: process {} (",
-        data.display(),
-        first.process.id()
-    );
-    assert_says(
-        &message,
-        &[
-            &holder,
-            ") uses it",
-            "stop that process",
-            "SIGUSR2",
-            "another folder in data_dir",
-        ],
-    );
+    let installation = Installation::new();
+    let first = installation.serve();
+    let data = installation.path("data");
+    let holder = first.process.id();
+    let found = format!("data_dir {}: process {holder} (", data.display());
+    let says = [
+        &*found,
+        ") uses it",
+        "stop that process",
+        "SIGUSR2",
+        "another folder in data_dir",
+    ];
+    end(&mut installation.serve_command()).assert_failed(1, &says);
 }
 
 #[test]
-fn an_address_that_cannot_be_bound() {
+fn an_address_that_another_program_has() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
+    let address = taken.local_addr().unwrap().to_string();
     let holder = format!("process {} (", std::process::id());
-    let (_folder, config) = configured("");
-    for key in ["listen", "admin_listen"] {
-        let variable = format!("GW_{}", key.to_ascii_uppercase());
-        let (code, message) = fail(serve_command(&config).env(&variable, address.to_string()));
-        assert_eq!(code, 1);
+    let installation = Installation::new();
+    for (key, variable) in [("listen", "GW_LISTEN"), ("admin_listen", "GW_ADMIN_LISTEN")] {
         let found = format!("{key}: cannot listen on {address}: Address already in use");
-        assert_says(
-            &message,
-            &[&found, &holder, "stop it, or configure another port"],
-        );
-        let output = doctor(&config)
-            .env(&variable, address.to_string())
-            .output()
-            .unwrap();
-        assert_says(
-            &String::from_utf8(output.stdout).unwrap(),
-            &[&holder, "another program listens there"],
-        );
+        let ended = end(installation.serve_command().env(variable, &address));
+        ended.assert_failed(1, &[&found, &holder, "stop it, or configure another port"]);
+        let examined = end(installation.doctor().env(variable, &address));
+        assert_says(&examined.out, &[&holder, "another program listens there"]);
     }
-    drop(taken);
-    let both = address.to_string();
-    let (_, message) = fail(
-        serve_command(&config)
-            .env("GW_LISTEN", &both)
-            .env("GW_ADMIN_LISTEN", &both),
-    );
-    assert_says(
-        &message,
-        &[
-            "admin_listen: ",
-            " is taken by listen (",
-            "give it another port",
-        ],
-    );
-    let (_, message) = fail(serve_command(&config).env("GW_LISTEN", "192.0.2.1:4433"));
-    assert_says(
-        &message,
-        &[
-            "listen: cannot listen on 192.0.2.1:4433",
-            "an address of this machine",
-        ],
-    );
+}
 
+#[test]
+fn an_address_that_the_gateway_or_the_machine_cannot_have() {
+    let installation = Installation::new();
+    let both = ["GW_LISTEN", "GW_ADMIN_LISTEN"].map(|name| (name, "127.0.0.1:4433"));
+    let says = [
+        "admin_listen: ",
+        " is taken by listen (",
+        "give it another port",
+    ];
+    let ended = end(installation.serve_command().envs(both));
+    ended.assert_failed(2, &says);
+    let foreign = "192.0.2.1:4433";
+    let ended = end(installation.serve_command().env("GW_LISTEN", foreign));
+    let found = format!("listen: cannot listen on {foreign}");
+    ended.assert_failed(1, &[&found, "an address of this machine"]);
+}
+
+#[test]
+fn a_port_that_needs_a_capability() {
     if !programs::usable(&["unshare"]) {
         return;
     }
+    let installation = Installation::new();
     // A network namespace of its own, where low ports need a capability whatever the settings of
     // this machine are.
-    let mut command = without_capabilities(&serve_command(&config), &["--net"]);
-    let (code, message) = fail(
-        command
-            .env("GW_LISTEN", "0.0.0.0:443")
-            .env("GW_ADMIN_LISTEN", "0.0.0.0:9080"),
-    );
-    assert_eq!(code, 1);
-    assert_says(
-        &message,
-        &[
-            "listen: cannot listen on 0.0.0.0:443: Permission denied",
-            "AmbientCapabilities=CAP_NET_BIND_SERVICE",
-            "setcap cap_net_bind_service=+ep",
-            "a port from 1024 on",
-        ],
-    );
+    let mut command = without_capabilities(&installation.serve_command(), &["--net"]);
+    command.env("GW_LISTEN", "0.0.0.0:443");
+    let ended = end(command.env("GW_ADMIN_LISTEN", "0.0.0.0:9080"));
+    let says = [
+        "listen: cannot listen on 0.0.0.0:443: Permission denied",
+        "AmbientCapabilities=CAP_NET_BIND_SERVICE",
+        "setcap cap_net_bind_service=+ep",
+        "a port from 1024 on",
+    ];
+    ended.assert_failed(1, &says);
 }
 
 #[test]
 fn a_configuration_that_cannot_be_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let missing = folder.path().join("gateway.toml");
-    for mut command in [serve_command(&missing), doctor(&missing)] {
-        let output = command.output().unwrap();
-        let text =
-            String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-        let found = format!(
-            "{}: cannot be read: No such file or directory",
-            missing.display()
-        );
+    let installation = Installation::new();
+    fs::remove_file(installation.config()).unwrap();
+    let path = installation.config();
+    let found = format!(
+        "{}: cannot be read: No such file or directory",
+        path.display()
+    );
+    for mut command in [installation.serve_command(), installation.doctor()] {
+        let ended = end(&mut command);
+        let text = ended.out + &ended.err;
         assert_says(&text, &[&found, "--config", "`gw-gateway init`"]);
     }
-    let (code, message) = fail(&mut serve_command(folder.path()));
-    assert_eq!(code, 2);
-    assert_says(&message, &["Is a directory", "name a file with --config"]);
+    let ended = end(&mut serve_command(&installation.path("")));
+    ended.assert_failed(2, &["Is a directory", "name a file with --config"]);
 }
 
 #[test]
 fn a_variable_that_does_not_exist() {
-    let (_folder, config) = configured("");
-    let output = serve_command(&config)
+    let installation = Installation::new();
+    let mut check = installation.serve_command();
+    let ended = end(check
         .arg("--check")
         .env("GW_LISTNE", "x")
-        .env("GW_WORKERS", "1")
-        .output()
-        .unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    assert_says(
-        &message,
-        &["warning: GW_LISTNE: no such variable; did you mean `GW_LISTEN`?"],
-    );
-    assert!(!message.contains("GW_WORKERS"), "{message}");
+        .env("GW_WORKERS", "1"));
+    assert_eq!(ended.code, 0);
+    let warning = "warning: GW_LISTNE: no such variable; did you mean `GW_LISTEN`?";
+    assert_says(&ended.err, &[warning]);
+    assert!(!ended.err.contains("GW_WORKERS"), "{}", ended.err);
     // A start logs it before anything else can fail.
-    let (_, log) = fail(
-        serve_command(&config)
-            .env("GW_LISTNE", "x")
-            .env("GW_LISTEN", "192.0.2.1:4433"),
-    );
+    let mut start = installation.serve_command();
+    let log = end(start
+        .env("GW_LISTNE", "x")
+        .env("GW_LISTEN", "192.0.2.1:4433"))
+    .err;
     assert_says(&log, &["\"level\":\"WARN\"", "GW_LISTNE: no such variable"]);
 }
 
 /// Writes a certificate for the region and its key, valid from `from` to `until`; returns the keys
 /// of the configuration.
 fn certificate(folder: &Path, from: i32, until: i32) -> String {
+    let mut params = region_certificate();
+    params.not_before = rcgen::date_time_ymd(from, 1, 1);
+    params.not_after = rcgen::date_time_ymd(until, 1, 1);
+    self_signed(folder, &params)
+}
+
+/// A certificate for the names of the region.
+fn region_certificate() -> rcgen::CertificateParams {
+    let names = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
+    rcgen::CertificateParams::new(names.map(str::to_owned)).unwrap()
+}
+
+/// Writes a self-signed certificate and its key; returns the keys of the configuration.
+fn self_signed(folder: &Path, params: &rcgen::CertificateParams) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
-    let mut params = rcgen::CertificateParams::new([
-        "eu1.gw.localhost".to_owned(),
-        "*.eu1.gw.localhost".to_owned(),
-    ])
-    .unwrap();
-    (params.not_before, params.not_after) = (
-        rcgen::date_time_ymd(from, 1, 1),
-        rcgen::date_time_ymd(until, 1, 1),
-    );
     let [certificate_file, key_file] = ["server.crt", "server.key"].map(|name| folder.join(name));
     fs::write(&certificate_file, params.self_signed(&key).unwrap().pem()).unwrap();
     fs::write(&key_file, key.serialize_pem()).unwrap();
-    format!(
-        "tls_certificate = \"{}\"\ntls_key = \"{}\"\n",
-        certificate_file.display(),
-        key_file.display()
-    )
+    format!("tls_certificate = {certificate_file:?}\ntls_key = {key_file:?}\n")
 }
 
 #[test]
@@ -321,19 +230,15 @@ fn a_certificate_and_a_clock_that_disagree() {
         (1990, 2001, "expired on 2001-01-01"),
         (2190, 2200, "not valid before 2190-01-01"),
     ] {
-        let (_folder, config) = configured(&certificate(files.path(), from, until));
-        let output = serve_command(&config).arg("--check").output().unwrap();
-        let warning = String::from_utf8(output.stderr).unwrap();
-        assert_says(
-            &warning,
-            &[
-                "tls_certificate: ",
-                "server.crt: ",
-                found,
-                "and the clock says 20",
-                "set the clock",
-            ],
-        );
+        let installation = Installation::with(&certificate(files.path(), from, until));
+        let says = [
+            "tls_certificate: ",
+            "server.crt: ",
+            found,
+            "and the clock says 20",
+            "set the clock",
+        ];
+        assert_says(&end(installation.serve_command().arg("--check")).err, &says);
     }
 }
 
@@ -343,20 +248,17 @@ fn a_key_that_may_not_be_read() {
         return;
     }
     let files = tempfile::tempdir().unwrap();
-    let (_folder, config) = configured(&certificate(files.path(), 1990, 2190));
+    let installation = Installation::with(&certificate(files.path(), 1990, 2190));
     let key = files.path().join("server.key");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o000)).unwrap();
+    set_mode(&key, 0o000);
+    let found = format!(
+        "tls_key: {}: cannot be read: Permission denied",
+        key.display()
+    );
     for arguments in [&["--check"][..], &[]] {
-        let (code, message) = fail(&mut without_capabilities(
-            serve_command(&config).args(arguments),
-            &[],
-        ));
-        assert_eq!(code, 2);
-        let found = format!(
-            "tls_key: {}: cannot be read: Permission denied",
-            key.display()
-        );
-        assert_says(&message, &[&found, "has to be able to read it"]);
+        let mut command = installation.serve_command();
+        let ended = end(&mut without_capabilities(command.args(arguments), &[]));
+        ended.assert_failed(2, &[&found, "has to be able to read it"]);
     }
 }
 
@@ -368,63 +270,45 @@ fn plain_http(address: SocketAddr, request: &[u8]) -> (String, Value) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (
-        head.to_ascii_lowercase(),
-        serde_json::from_str(body).unwrap(),
-    )
+    (head.to_ascii_lowercase(), body.parse().unwrap())
 }
 
 #[test]
-fn a_port_of_the_other_protocol() {
-    let (_folder, config) = configured("");
-    let Served {
-        process: _gateway,
-        address,
-        admin_address,
-        ..
-    } = serve(&mut serve_command(&config));
-    let post = [
-        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n".as_slice(),
-        &[b'x'; 50_000],
-    ]
-    .concat();
-    for request in [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".as_slice(), &post] {
-        let (head, body) = plain_http(address, request);
+fn plain_http_at_the_port_for_callers() {
+    let installation = Installation::new();
+    let served = installation.serve();
+    let head = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n";
+    let post = [&head[..], &[b'x'; 50_000]].concat();
+    for request in [&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], &post] {
+        let (head, body) = plain_http(served.address, request);
         assert!(head.starts_with("http/1.1 400 "), "{head}");
         let id = body["error"]["request_id"].as_str().unwrap();
-        let fields = [
-            &format!("x-gw-request-id: {id}"),
-            "x-gw-status: badrequest",
-            "connection: close",
-        ];
-        assert_says(&head, &fields.map(|field| field as &str));
+        let id = format!("x-gw-request-id: {id}");
+        assert_says(
+            &head,
+            &[&id, "x-gw-status: badrequest", "connection: close"],
+        );
         assert_eq!(body["error"]["code"], "GW_BAD_REQUEST");
         assert_says(body["error"]["message"].as_str().unwrap(), &["https"]);
     }
+}
+
+#[test]
+fn tls_at_the_admin_port_that_speaks_plain_http() {
+    let installation = Installation::new();
+    let served = installation.serve();
+    let url = format!("https://{}", served.admin_address);
     let mut list = gw_gateway();
-    list.args([
-        "account",
-        "list",
-        "--admin-url",
-        &format!("https://{admin_address}"),
-    ])
-    .env("GW_ADMIN_TOKEN", "x");
-    let (code, message) = fail(&mut list);
-    assert_ne!(code, 0);
-    assert_says(
-        &message,
-        &[
-            &format!("https://{admin_address}"),
-            "it does not speak TLS; use http://",
-        ],
-    );
+    list.args(["account", "list", "--admin-url", &url]);
+    let ended = end(list.env("GW_ADMIN_TOKEN", "x"));
+    ended.assert_failed(1, &[&url, "it does not speak TLS; use http://"]);
 }
 
 #[test]
 fn a_changed_configuration_is_named_on_a_reload() {
-    let (folder, config) = configured("");
-    let Served { process, log, .. } = serve(&mut serve_command(&config));
-    let path = config.display().to_string();
+    let installation = Installation::new();
+    let config = installation.config();
+    let Served { process, log, .. } = installation.serve();
     let line = |level: &str, text: &str| {
         log.find(|line| {
             let is_it = line["level"] == level && line["message"].as_str()?.contains(text);
@@ -432,30 +316,25 @@ fn a_changed_configuration_is_named_on_a_reload() {
         })
     };
     let used = fs::read_to_string(&config).unwrap();
-    fs::write(
-        &config,
-        used.replace("workers = 2", "workers = 1") + "drain_seconds = 3\n",
-    )
-    .unwrap();
+    let other = used.replace("workers = 2", "workers = 1") + "drain_seconds = 3\n";
+    fs::write(&config, other).unwrap();
     process.signal("HUP");
     let changed = line(
         "WARN",
         "the configuration file has changed: SIGHUP reads only certificates, SIGUSR2 applies",
     );
-    assert_eq!(
-        (changed["keys"].as_str(), changed["path"].as_str()),
-        (Some("drain_seconds, workers"), Some(&*path))
-    );
+    assert_eq!(changed["keys"], "drain_seconds, workers");
+    assert_eq!(changed["path"], config.display().to_string());
     line("INFO", "certificates reloaded");
 
     fs::write(&config, format!("{used}wrokers = 1\n")).unwrap();
     process.signal("HUP");
-    let mistakes = line(
+    let unused = line(
         "ERROR",
         "has mistakes: the one read at the start stays in use",
     );
     assert_says(
-        mistakes["mistakes"].as_str().unwrap(),
+        unused["mistakes"].as_str().unwrap(),
         &["wrokers: no such key"],
     );
     line("INFO", "certificates reloaded");
@@ -465,7 +344,7 @@ fn a_changed_configuration_is_named_on_a_reload() {
     line("ERROR", "gateway.toml: cannot be read: No such file");
     line("INFO", "certificates reloaded");
 
-    // Nothing is said about a file that is the same again.
+    // No line is logged about a file that is the same again.
     fs::write(&config, &used).unwrap();
     process.signal("HUP");
     log.find(|line| {
@@ -473,5 +352,4 @@ fn a_changed_configuration_is_named_on_a_reload() {
         assert!(!message.contains("configuration"), "{message}");
         (message == "certificates reloaded").then_some(())
     });
-    drop(folder);
 }

@@ -1,6 +1,6 @@
 //! Text from outside in the outputs of both programs: no terminal obeys it, and it forges no line.
 //!
-//! A real agent at a gateway of an attacker is here. The commands of the gateway call
+//! The tests here run a real agent at a gateway of an attacker. The commands of the gateway call
 //! [`in_each_string`] with each answer of the tests in `cli_commands`, so that each string of each
 //! record is hostile once.
 
@@ -13,6 +13,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 use self::gateway::{HostileGateway, Reply};
+use super::assert_says;
 use crate::support::agents::tunnel_frames::message;
 use crate::support::eventually;
 use crate::support::processes::process::{Running, gw_agent};
@@ -35,12 +36,8 @@ pub(crate) fn assert_harmless(what: &str, output: &[u8]) {
             )
     };
     assert!(!text.contains(is_obeyed), "{what}: {text:?}");
-    assert!(
-        !text
-            .lines()
-            .any(|line| line.trim_start().starts_with("forged")),
-        "{what}: {text:?}"
-    );
+    let is_forged = |line: &str| line.trim_start().starts_with("forged");
+    assert!(!text.lines().any(is_forged), "{what}: {text:?}");
 }
 
 /// Copies of `value`, in each of which another string is hostile.
@@ -132,29 +129,21 @@ fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
         unreachable!()
     };
     let refused = |path: &'static str, code| (path, Reply::json(code, &refusal()));
+    let raw = Reply::Raw(format!("HTTP/1.1 200 {HOSTILE}\r\n\r\n{HOSTILE}"));
     let mut attacks = vec![
         vec![refused("/enroll", 401)],
         vec![refused("/enroll", 403)],
         vec![refused("/enroll", 500)],
+        vec![enroll.clone(), refused("/enroll/status", 404)],
+        vec![enroll.clone(), status.clone(), refused("/csr", 403)],
+        vec![("/enroll", raw)],
     ];
-    attacks.push(vec![enroll.clone(), refused("/enroll/status", 404)]);
-    attacks.push(vec![enroll.clone(), status.clone(), refused("/csr", 403)]);
-    attacks.push(vec![(
-        "/enroll",
-        Reply::Raw(format!("HTTP/1.1 200 {HOSTILE}\r\n\r\n{HOSTILE}")),
-    )]);
     for (path, reply) in &good {
         for hostile in in_each_string(reply.value()) {
             // The replies to the requests before are good.
-            let before = good
-                .iter()
-                .take_while(|(before, _)| before != path)
-                .cloned();
-            attacks.push(
-                before
-                    .chain([(*path, Reply::json(200, &hostile))])
-                    .collect(),
-            );
+            let before = good.iter().take_while(|(before, _)| before != path);
+            let attack = before.cloned().chain([(*path, Reply::json(200, &hostile))]);
+            attacks.push(attack.collect());
         }
     }
     let long = format!("acme--{}.eu1.gw.localhost", "x".repeat(60));
@@ -173,11 +162,7 @@ fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
         let folder = Folder::new(&gateway);
         let (code, error, _) = end(&what, &mut folder.enrolling("enroll", &gateway));
         let is_enrolled = folder.state().join("agent.json").exists();
-        assert_eq!(
-            (code == Some(0), is_enrolled),
-            (is_enrolled, code == Some(0)),
-            "{what}: {error}"
-        );
+        assert_eq!(code == Some(0), is_enrolled, "{what}: {error}");
         if is_enrolled {
             // Nothing of the hostile text was stored for later.
             assert_harmless(&what, &fs::read(folder.state().join("agent.json")).unwrap());
@@ -233,12 +218,8 @@ fn messages_on_a_tunnel_are_escaped_and_their_services_checked() {
         json!({ "type": "renewal_refused", "message": HOSTILE }),
         json!({ "type": "programs", "programs": [program] }),
     ]);
-    assert_eq!(
-        log.matches("cannot be its own; keeping the previous ones")
-            .count(),
-        3,
-        "{log}"
-    );
+    let refused = log.matches("cannot be its own; keeping the previous ones");
+    assert_eq!(refused.count(), 3, "{log}");
     let stored: Value =
         serde_json::from_slice(&fs::read(folder.state().join("agent.json")).unwrap()).unwrap();
     assert_eq!(stored["services"], json!([SERVICE]));
@@ -253,10 +234,8 @@ fn doctor_and_run_escape_refusals_and_stored_names() {
         &mut folder.agent("doctor --backend http://127.0.0.1:1"),
     );
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        code == Some(1) && text.contains(r"GW_X\u{d}\u{a}forged\u{1b}[2J"),
-        "{text}"
-    );
+    assert_eq!(code, Some(1), "{text}");
+    assert_says(&text, &[r"GW_X\u{d}\u{a}forged\u{1b}[2J"]);
     let (_, _, output) = end(
         "doctor --json",
         &mut folder.agent("doctor --json --backend http://127.0.0.1:1"),
@@ -275,9 +254,7 @@ fn doctor_and_run_escape_refusals_and_stored_names() {
     ] {
         let (code, error, output) = end(line, &mut folder.agent(line));
         let said = error + &String::from_utf8(output.stdout).unwrap();
-        assert!(
-            code != Some(0) && said.contains("is not the hostname of a service"),
-            "{line}: {said}"
-        );
+        assert_ne!(code, Some(0), "{line}: {said}");
+        assert_says(&said, &["is not the hostname of a service"]);
     }
 }

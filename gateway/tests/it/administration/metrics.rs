@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::support::peers::backend;
+use crate::support::processes::successor::admin;
 use crate::support::scene::Scene;
-
 use crate::support::{eventually, programs};
 
 /// Metrics of a gateway that has served one request and refused another.
@@ -72,40 +72,29 @@ fn promtool_accepts_the_metrics() {
     let (scene, text) = scrape();
     assert_promtool_agrees(&text);
     let families = families(&text);
-    assert_eq!(
-        families
-            .iter()
-            .map(|(name, _)| name)
-            .collect::<BTreeSet<_>>()
-            .len(),
-        families.len(),
-        "metric names are unique"
-    );
+    let names: BTreeSet<_> = families.iter().map(|(name, _)| name).collect();
+    assert_eq!(names.len(), families.len(), "metric names are unique");
+    scene.stop();
+}
+
+#[test]
+fn the_metrics_of_a_gateway_have_the_values_of_its_state() {
+    let (scene, text) = scrape();
     let value = |sample: &str| -> f64 {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(&format!("{sample} ")));
-        line.unwrap_or_else(|| panic!("no {sample}\n{text}"))
-            .rsplit_once(' ')
-            .unwrap()
-            .1
-            .parse()
-            .unwrap()
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        let value = value.unwrap_or_else(|| panic!("no {sample}\n{text}"));
+        value.parse().unwrap()
     };
-    assert_eq!(
-        value("gw_requests_total") as u64,
-        5,
-        "three connections for the agent's enrollment, two of the caller"
-    );
-    assert_eq!(
-        value("gw_refusals_total{code=\"GW_AUTH_AMBIGUOUS\"}") as u64,
-        1
-    );
-    assert_eq!(
-        value("gw_service_tunnels{service=\"demo--echo\"}") as u64,
-        1
-    );
-    assert_eq!(value("gw_agents{state=\"approved\"}") as u64, 1);
+    for (sample, expected) in [
+        // Three connections for the enrollment of the agent, two of the caller.
+        ("gw_requests_total", 5),
+        ("gw_refusals_total{code=\"GW_AUTH_AMBIGUOUS\"}", 1),
+        ("gw_service_tunnels{service=\"demo--echo\"}", 1),
+        ("gw_agents{state=\"approved\"}", 1),
+    ] {
+        assert_eq!(value(sample) as u64, expected, "{sample}");
+    }
     assert!(value("gw_tunnel_round_trip_seconds{service=\"demo--echo\"}") > 0.0);
     assert!(value("process_resident_memory_bytes") > 1e6);
     let now = std::time::SystemTime::now()
@@ -114,10 +103,8 @@ fn promtool_accepts_the_metrics() {
         .as_secs_f64();
     let days = |name: &str| ((value(name) - now) / 86_400.0).round() as i64;
     assert_eq!(days("gw_server_certificate_expiry_timestamp_seconds"), 365);
-    assert_eq!(
-        days("gw_agent_certificate_first_expiry_timestamp_seconds"),
-        1
-    );
+    let of_agents = days("gw_agent_certificate_first_expiry_timestamp_seconds");
+    assert_eq!(of_agents, 1);
     scene.stop();
 }
 
@@ -171,34 +158,17 @@ fn the_dashboard_uses_every_metric_and_only_existing_ones() {
 
 /// Status and body of a response from the agent's metrics listener.
 fn ask_agent(scene: &Scene, path: &str) -> (u16, String) {
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .build()
-        .into();
-    let mut response = agent
-        .get(format!(
-            "http://{}{path}",
-            scene.agent_metrics_address().unwrap()
-        ))
-        .call()
-        .unwrap();
-    (
-        response.status().as_u16(),
-        response.body_mut().read_to_string().unwrap(),
-    )
+    admin(scene.agent_metrics_address().unwrap(), path)
 }
 
 #[test]
-fn an_agent_serves_metrics_and_runs_without_its_metrics_port() {
+fn an_agent_serves_metrics_and_another_one_runs_without_its_port() {
     let folder = tempfile::tempdir().unwrap();
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
     let start = |name: &str, listen: &str| {
         let file = folder.path().join(name);
-        std::fs::write(
-            &file,
-            format!("backend = \"{backend}\"\nmetrics_listen = \"{listen}\"\n"),
-        )
-        .unwrap();
+        let text = format!("backend = \"{backend}\"\nmetrics_listen = \"{listen}\"\n");
+        std::fs::write(&file, text).unwrap();
         Scene::service().agent_with(file).start()
     };
     let scene = start("one.toml", "127.0.0.1:0");
@@ -223,10 +193,8 @@ fn an_agent_serves_metrics_and_runs_without_its_metrics_port() {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
     // An agent whose metrics port is in use serves without metrics.
-    let other = start(
-        "two.toml",
-        &scene.agent_metrics_address().unwrap().to_string(),
-    );
+    let used = scene.agent_metrics_address().unwrap().to_string();
+    let other = start("two.toml", &used);
     assert_eq!(other.agent_metrics_address(), None);
     other.stop();
     scene.stop();

@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::access_tokens::signing_keys::stored;
+use super::{Ended, assert_says, end};
 use crate::support::admin_api::Api;
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
@@ -61,19 +62,13 @@ impl Folder {
     }
 
     /// `gw-gateway` with the words of `line` and the configuration file.
-    fn run(&self, line: &str, file: &str, credentials: Option<&str>) -> (i32, String, String) {
+    fn run(&self, line: &str, file: &str, credentials: Option<&str>) -> Ended {
         let mut command = gw_gateway();
         command
             .args(line.split(' '))
             .arg("--config")
             .arg(self.path(file));
-        let output = self.with(command, credentials).output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (
-            output.status.code().unwrap(),
-            text(output.stdout),
-            text(output.stderr),
-        )
+        end(&mut self.with(command, credentials))
     }
 
     /// Private signing keys as they are stored.
@@ -170,18 +165,17 @@ fn sealed_secrets_need_their_key_and_the_error_names_the_remedy() {
     stop(folder.serve("gateway.toml", Some("credentials")));
     let before = folder.signing_keys();
 
-    let (code, _, error) = folder.run("serve", "gateway.toml", None);
-    assert!(
-        code != 0
-            && error.contains("is sealed")
-            && error.contains("LoadCredentialEncrypted=seal-key:"),
-        "{error}"
-    );
-    let (code, _, error) = folder.run("serve", "gateway.toml", Some("others"));
-    assert!(
-        code != 0 && error.contains("does not open with this key"),
-        "{error}"
-    );
+    for (credentials, says) in [
+        (
+            None,
+            &["is sealed", "LoadCredentialEncrypted=seal-key:"][..],
+        ),
+        (Some("others"), &["does not open with this key"]),
+    ] {
+        let refused = folder.run("serve", "gateway.toml", credentials);
+        assert_ne!(refused.code, 0);
+        assert_says(&refused.err, says);
+    }
     assert_eq!(folder.signing_keys(), before);
 
     let served = folder.serve("gateway.toml", Some("credentials"));
@@ -190,40 +184,26 @@ fn sealed_secrets_need_their_key_and_the_error_names_the_remedy() {
         &format!("admin_listen = \"{}\"", served.admin_address),
     );
     fs::write(folder.path("client.toml"), text).unwrap();
-    let (code, out, error) = folder.run("account list", "client.toml", Some("credentials"));
-    assert!(code == 0 && out.contains("demo"), "{error}");
-    let (code, _, error) = folder.run("account list", "client.toml", None);
-    assert!(
-        code == 2 && error.contains("admin.token is sealed") && error.contains("seal_key"),
-        "{error}"
-    );
-    let found = |credentials| {
-        let (_, out, _) = folder.run("doctor --json", "client.toml", credentials);
-        let checks: Value = serde_json::from_str(&out).unwrap();
-        let mut checks = checks["checks"].as_array().unwrap().iter();
-        let check = checks
-            .find(|check| check["check"] == "secrets at rest")
-            .unwrap()
-            .clone();
-        format!(
-            "{}: {}",
-            check["verdict"].as_str().unwrap(),
-            check["found"].as_str().unwrap()
-        )
-    };
-    assert!(
-        found(Some("credentials")).starts_with("ok: sealed with /"),
-        "{}",
-        found(Some("credentials"))
-    );
-    assert!(
-        found(None).starts_with("failed: store: admin.token is sealed"),
-        "{}",
-        found(None)
-    );
+    let listed = folder.run("account list", "client.toml", Some("credentials"));
+    assert_says(&listed.done(), &["demo"]);
+    let refused = folder.run("account list", "client.toml", None);
+    refused.assert_failed(2, &["admin.token is sealed", "seal_key"]);
+    for (credentials, verdict, start) in [
+        (Some("credentials"), "ok", "sealed with /"),
+        (None, "failed", "store: admin.token is sealed"),
+    ] {
+        let examined = folder.run("doctor --json", "client.toml", credentials);
+        let examined: Value = examined.out.parse().unwrap();
+        let mut checks = examined["checks"].as_array().unwrap().iter();
+        let check = checks.find(|check| check["check"] == "secrets at rest");
+        let check = check.unwrap();
+        assert_eq!(check["verdict"], verdict, "{check}");
+        let found = check["found"].as_str().unwrap();
+        assert!(found.starts_with(start), "{check}");
+    }
 }
 
-/// The way back: a backup has the secrets as they are.
+/// A backup has the secrets unsealed, so that it leads back to a gateway without a key.
 #[test]
 fn a_backup_is_restored_without_the_key() {
     let folder = Folder::new();
@@ -236,13 +216,11 @@ fn a_backup_is_restored_without_the_key() {
     let text = config_text(&folder.path("data"), 0)
         .replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers");
     fs::write(folder.path("gateway.toml"), text).unwrap();
-    let (code, _, error) = backup("none.zst", None);
-    assert!(
-        code != 0 && error.contains("is sealed") && !folder.path("none.zst").exists(),
-        "{error}"
-    );
-    let (code, _, error) = backup("stopped.zst", Some("credentials"));
-    assert_eq!(code, 0, "{error}");
+    let refused = backup("none.zst", None);
+    assert_ne!(refused.code, 0);
+    assert_says(&refused.err, &["is sealed"]);
+    assert!(!folder.path("none.zst").exists());
+    backup("stopped.zst", Some("credentials")).done();
 
     // A running gateway makes such a backup, too.
     folder.configure("gateway.toml", "data");
@@ -260,8 +238,7 @@ fn a_backup_is_restored_without_the_key() {
         let config = format!("{file}.toml");
         folder.configure(&config, file);
         let line = format!("restore {}", folder.path(&format!("{file}.zst")).display());
-        let (code, _, error) = folder.run(&line, &config, None);
-        assert_eq!(code, 0, "{error}");
+        folder.run(&line, &config, None).done();
         let token = fs::read_to_string(folder.path(file).join("admin.token")).unwrap();
         assert_eq!(token.trim(), folder.token);
         let served = folder.serve(&config, None);
@@ -271,10 +248,7 @@ fn a_backup_is_restored_without_the_key() {
         let served = folder.serve(&config, Some("credentials"));
         assert_eq!(create_account(&served, &folder.token, "evenmore"), 201);
         stop(served);
-        assert!(
-            fs::read_to_string(folder.path(file).join("agent-ca.key"))
-                .unwrap()
-                .starts_with("gw-sealed:")
-        );
+        let key = fs::read_to_string(folder.path(file).join("agent-ca.key"));
+        assert!(key.unwrap().starts_with("gw-sealed:"));
     }
 }

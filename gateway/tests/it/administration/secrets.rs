@@ -6,7 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::admin_api::Api;
+use super::{assert_says, end};
+use crate::support::apex;
 use crate::support::peers::caller::HOST;
 use crate::support::processes::process::{gw_gateway, start_demo};
 use crate::support::programs;
@@ -42,13 +43,8 @@ fn no_secret_is_written_to_the_data_folder() {
     api.change_service("demo", "echo", &capture);
     let (_, key) = api.create_service_key("demo", &["echo"]);
     let (client_id, client_secret) = api.create_credential("demo", &["echo"]);
-    let token = crate::support::apex::token(
-        &scene,
-        &client_id,
-        &client_secret,
-        "account:demo service:echo",
-    )
-    .json();
+    let scope = "account:demo service:echo";
+    let token = apex::token(&scene, &client_id, &client_secret, scope).json();
     let token = token["access_token"].as_str().unwrap();
     let requests = requests_with_secrets(&key, &client_secret, token);
     let ids = requests.map(|request| call(&scene, &request).1);
@@ -91,24 +87,20 @@ fn no_secret_is_logged_at_debug_level() {
         serde_json::from_str(&curl(&["--data", &form, &format!("{base}/oauth/token")])).unwrap();
     let token = minted["access_token"].as_str().unwrap();
     for version in ["--http1.1", "--http2"] {
-        let ask =
-            |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
-        assert!(ask(&format!("X-Gw-Service-Key: {key}"), "/hello").contains("\"target\""));
-        assert!(
-            ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\"")
-        );
-        // Wrong values, and secrets in the wrong place.
-        assert!(ask(&format!("X-Gw-Service-Key: {key}x"), "/").contains("GW_SERVICE_KEY_INVALID"));
-        assert!(
-            ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID")
-        );
-        assert!(
-            ask(
-                "Accept: */*",
-                &format!("/?key={key}&secret={client_secret}")
-            )
-            .contains("GW_AUTH_REQUIRED")
-        );
+        let with_key = format!("X-Gw-Service-Key: {key}");
+        let with_token = format!("X-Gw-Authorization: Bearer {token}");
+        let secrets = format!("/?key={key}&secret={client_secret}");
+        // Right values, wrong values, and secrets in the wrong place.
+        for (field, path, says) in [
+            (&*with_key, "/hello", "\"target\""),
+            (&with_token, "/hello", "\"target\""),
+            (&format!("{with_key}x"), "/", "GW_SERVICE_KEY_INVALID"),
+            (&format!("{with_token}x"), "/", "GW_TOKEN_INVALID"),
+            ("Accept: */*", &*secrets, "GW_AUTH_REQUIRED"),
+        ] {
+            let answer = curl(&[version, "-H", field, &format!("{tenant}{path}")]);
+            assert_says(&answer, &[says]);
+        }
     }
     demo.signal("TERM");
     assert_eq!(demo.exit_code(), Some(0));
@@ -134,13 +126,7 @@ fn curl(about: &Value, arguments: &[&str]) -> String {
         let name = url.trim_start_matches("https://");
         curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
     }
-    let output = curl.args(arguments).output().unwrap();
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
+    end(curl.args(arguments)).done()
 }
 
 /// Files under `folder` that contain `text`.
@@ -152,10 +138,7 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
             found.extend(files_with(&path, text));
         } else {
             let bytes = fs::read(&path).unwrap();
-            if bytes
-                .windows(text.len())
-                .any(|window| window == text.as_bytes())
-            {
+            if memchr::memmem::find(&bytes, text.as_bytes()).is_some() {
                 found.push(path.display().to_string());
             }
         }
@@ -166,13 +149,12 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
 #[test]
 fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
     let scene = Scene::service().agent().start();
-    let api = Api::of(&scene.about);
+    let api = scene.api();
     capture_bodies(&api);
     let admin = &scene.about.admin_token;
-    let encoded = |text: &str| {
-        text.bytes()
-            .map(|byte| format!("%{byte:02x}"))
-            .collect::<String>()
+    let encoded = |text: &str| -> String {
+        let bytes = text.bytes();
+        bytes.map(|byte| format!("%{byte:02x}")).collect()
     };
     let key = "gw_sk_abcdef.hiddenhidden";
     for (query, kept) in [
@@ -190,22 +172,15 @@ fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
             "t=Bearer%20gw_admin.***".to_owned(),
         ),
     ] {
-        let (_, id) = call(
-            &scene,
-            &scene.request(
-                &format!("GET /hello?{query}"),
-                &format!("X-A: {query}\r\n\r\n"),
-            ),
-        );
+        let line = format!("GET /hello?{query}");
+        let request = scene.request(&line, &format!("X-A: {query}\r\n\r\n"));
+        let (_, id) = call(&scene, &request);
         let record = record(&api, &id);
         assert_eq!(record["query"], kept);
         let headers = record["captured_request"]["headers"].as_array().unwrap();
         assert!(headers.contains(&json!(["x-a", kept])), "{headers:?}");
         // A replay would send a different request.
-        assert_eq!(
-            api.ask("POST", &format!("/requests/{id}/replay"), &json!({}))
-                .status,
-            409
-        );
+        let replayed = api.ask("POST", &format!("/requests/{id}/replay"), &json!({}));
+        assert_eq!(replayed.status, 409, "{replayed:?}");
     }
 }

@@ -14,8 +14,9 @@ use crate::collector::{self, Collector, Received, TAKEN};
 use crate::support::SOON;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
+use crate::support::processes::prepared;
 use crate::support::processes::process::{gw_gateway, start_demo};
-use crate::support::scene::{About, Scene};
+use crate::support::scene::Scene;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -24,13 +25,8 @@ const CALLER: &str = "00f067aa0ba902b7";
 /// receives.
 fn traced(collector: &Collector, sample_ratio: f64) -> (Scene, Receiver<Fields>) {
     let (url, seen) = telling_backend();
-    (
-        Scene::service()
-            .agent_to(url)
-            .traces(collector.url(), sample_ratio)
-            .start(),
-        seen,
-    )
+    let plan = Scene::service().agent_to(url);
+    (plan.traces(collector.url(), sample_ratio).start(), seen)
 }
 
 fn telling_backend() -> (String, Receiver<Fields>) {
@@ -75,40 +71,27 @@ fn a_callers_trace_continues_at_gateway_agent_and_backend() {
     let agents = collector.span(is_agents);
     for received in [&gateways, &agents] {
         assert_eq!(hexadecimal(&received.span.trace_id), TRACE);
-        assert_eq!(
-            (
-                received.attribute("gw.request_id"),
-                received.attribute("gw.service")
-            ),
-            (id.as_str(), "echo")
-        );
-        assert_eq!(
-            (received.span.name.as_str(), received.attribute("url.path")),
-            ("GET", "/a")
-        );
+        assert_eq!(received.span.name, "GET");
+        for (name, value) in [
+            ("gw.request_id", id.as_str()),
+            ("gw.service", "echo"),
+            ("url.path", "/a"),
+        ] {
+            assert_eq!(received.attribute(name), value, "{name}");
+        }
         assert!(!format!("{received:?}").contains("secret"));
     }
-    assert_eq!(
-        (gateways.span.kind(), agents.span.kind()),
-        (SpanKind::Server, SpanKind::Client)
-    );
+    assert_eq!(gateways.span.kind(), SpanKind::Server);
+    assert_eq!(agents.span.kind(), SpanKind::Client);
     assert_eq!(hexadecimal(&gateways.span.parent_span_id), CALLER);
     assert_eq!(agents.span.parent_span_id, gateways.span.span_id);
-    assert_eq!(
-        traceparent(&at_backend),
-        [TRACE, &hexadecimal(&agents.span.span_id), "01"]
-    );
+    let span = hexadecimal(&agents.span.span_id);
+    assert_eq!(traceparent(&at_backend), [TRACE, &span, "01"]);
     assert_eq!(at_backend["tracestate"], "vendor=1");
-    assert_eq!(
-        gateways.attribute("gw.agent_id"),
-        agents.resource["service.instance.id"]
-    );
-    let names: Vec<&str> = gateways
-        .span
-        .events
-        .iter()
-        .map(|event| event.name.as_str())
-        .collect();
+    let agent = &agents.resource["service.instance.id"];
+    assert_eq!(gateways.attribute("gw.agent_id"), agent);
+    let events = gateways.span.events.iter();
+    let names: Vec<_> = events.map(|event| event.name.as_str()).collect();
     assert_eq!(names, ["gw.authenticated", "gw.opened", "gw.response_head"]);
     scene.stop();
 }
@@ -119,36 +102,26 @@ fn the_agents_span_is_the_parent_of_the_backend() {
     let (scene, seen) = traced(&collector, 0.0);
     let mut caller = scene.connect();
     for connection in ["new", "kept"] {
-        caller.send(scene.request(
-            "GET /a?secret=1",
-            &format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n"),
-        ));
+        let field = format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n");
+        caller.send(scene.request("GET /a?secret=1", &field));
         let id = caller.response().header("x-gw-request-id").to_owned();
         let at_backend = seen.recv_timeout(SOON).unwrap();
         let agents = collector.span(is_agents);
         assert_eq!(hexadecimal(&agents.span.trace_id), TRACE);
-        assert_eq!(
-            traceparent(&at_backend),
-            [TRACE, &hexadecimal(&agents.span.span_id), "01"]
-        );
-        assert_eq!(agents.attribute("gw.request_id"), id);
-        assert_eq!(agents.attribute("gw.backend.connection"), connection);
-        assert_eq!(
-            (
-                agents.attribute("gw.account"),
-                agents.attribute("gw.service")
-            ),
-            ("demo", "echo")
-        );
-        assert_eq!(agents.attribute("http.response.status_code"), "200");
-        assert_eq!(agents.attribute("server.address"), "127.0.0.1");
-        assert_eq!(
-            (
-                agents.resource["gw.region"].as_str(),
-                agents.attribute("error.type")
-            ),
-            ("eu1", "")
-        );
+        let span = hexadecimal(&agents.span.span_id);
+        assert_eq!(traceparent(&at_backend), [TRACE, &span, "01"]);
+        for (name, value) in [
+            ("gw.request_id", id.as_str()),
+            ("gw.backend.connection", connection),
+            ("gw.account", "demo"),
+            ("gw.service", "echo"),
+            ("http.response.status_code", "200"),
+            ("server.address", "127.0.0.1"),
+            ("error.type", ""),
+        ] {
+            assert_eq!(agents.attribute(name), value, "{name}");
+        }
+        assert_eq!(agents.resource["gw.region"], "eu1");
     }
     scene.stop();
 }
@@ -156,31 +129,20 @@ fn the_agents_span_is_the_parent_of_the_backend() {
 #[test]
 fn failures_and_upgrades_have_spans() {
     let mut collector = collector::start();
-    let (_closed, nobody) = backend::refusing();
+    let (_closed, refusing) = backend::refusing();
     let scene = Scene::service()
-        .agent_to(format!("http://{nobody}"))
+        .agent_to(format!("http://{refusing}"))
         .traces(collector.url(), 1.0)
         .start();
     let mut caller = scene.connect();
-    for (line, fields, method) in [
-        ("GET /", "\r\n", "GET"),
-        (
-            "PUT /ws",
-            "Connection: upgrade\r\nUpgrade: foo\r\n\r\n",
-            "PUT",
-        ),
-    ] {
+    let upgrade = "Connection: upgrade\r\nUpgrade: foo\r\n\r\n";
+    for (line, fields, method) in [("GET /", "\r\n", "GET"), ("PUT /ws", upgrade, "PUT")] {
         caller.send(scene.request(line, fields));
         assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
         let agents = collector.span(is_agents);
         assert_eq!(agents.attribute("error.type"), "GW_BACKEND_UNREACHABLE");
-        assert_eq!(
-            (
-                agents.attribute("http.request.method"),
-                agents.attribute("server.address")
-            ),
-            (method, "")
-        );
+        assert_eq!(agents.attribute("http.request.method"), method);
+        assert_eq!(agents.attribute("server.address"), "", "{method}");
     }
     scene.stop();
 }
@@ -191,27 +153,17 @@ fn an_unsampled_trace_keeps_its_id() {
     let (scene, seen) = traced(&collector, 1.0);
     let value = format!("00-{TRACE}-{CALLER}-00");
     let mut caller = scene.connect();
-    caller.send(scene.request(
-        "GET /",
-        &format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n"),
-    ));
+    let fields = format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n");
+    caller.send(scene.request("GET /", &fields));
     caller.response();
     let at_backend = seen.recv_timeout(SOON).unwrap();
-    assert_eq!(
-        (
-            at_backend["traceparent"].to_str().unwrap(),
-            &at_backend["tracestate"]
-        ),
-        (value.as_str(), &"v=1".parse().unwrap())
-    );
+    assert_eq!(at_backend["traceparent"], value);
+    assert_eq!(at_backend["tracestate"], "v=1");
     // A stop flushes pending spans.
     scene.stop();
-    assert!(
-        collector
-            .rest()
-            .iter()
-            .all(|received| hexadecimal(&received.span.trace_id) != TRACE)
-    );
+    for received in collector.rest() {
+        assert_ne!(hexadecimal(&received.span.trace_id), TRACE);
+    }
 }
 
 #[test]
@@ -260,10 +212,10 @@ fn without_a_collector_trace_fields_pass_unchanged() {
 
 #[test]
 fn an_unreachable_collector_does_not_affect_requests() {
-    let (_closed, nobody) = backend::refusing();
+    let (_closed, refusing) = backend::refusing();
     let scene = Scene::service()
         .agent()
-        .traces(format!("http://{nobody}"), 1.0)
+        .traces(format!("http://{refusing}"), 1.0)
         .start();
     let mut caller = scene.connect();
     for _ in 0..300 {
@@ -309,25 +261,14 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
         .env("OTEL_TRACES_SAMPLER_ARG", "1")
         .env("OTEL_SERVICE_NAME", "relay");
     let (mut running, description) = start_demo(&mut command);
-    let text = |name: &str| description[name].as_str().unwrap().to_owned();
-    let about = About {
-        base_url: text("base_url"),
-        tenant_url: text("tenant_url"),
-        account: "demo",
-        service: "echo",
-        client_id: text("client_id"),
-        client_secret: text("client_secret"),
-        service_key: text("service_key"),
-        ca_file: text("ca_file").into(),
-        admin_url: text("admin_url"),
-        console_url: text("console_url"),
-        admin_token: text("admin_token"),
-        backend: None,
-    };
+    let text = |name: &str| description[name].as_str().unwrap();
+    let (_, port) = text("base_url").rsplit_once(':').unwrap();
+    let address = ([127, 0, 0, 1], port.parse::<u16>().unwrap()).into();
+    let key = text("service_key");
+    let about = prepared::about(address, key, text("ca_file").into());
     let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);
     caller.send(format!(
-        "GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
-        about.service_key
+        "GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
     ));
     assert_eq!(caller.response().status, 204);
     running.signal("TERM");

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::support::doctor::{BACKEND, OF_AGENT, examine};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
@@ -73,8 +74,7 @@ fn a_port_is_reached_at_each_address_of_localhost() {
         let token = scene.api().create_enrollment_token("acme", &["api"]);
         let (mut agent, _) = start(http(&scene, port, folder.path()).args(["--token", &token]));
         assert_eq!(call(&scene, &key).status, 204, "{address}");
-        agent.signal("TERM");
-        assert_eq!(agent.exit_code(), Some(0));
+        agent.stop();
     }
 }
 
@@ -97,11 +97,8 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     let token = scene.api().create_enrollment_token("acme", &["api"]);
     let (mut agent, line) =
         start(http(&scene, port, &state).args(["--token", &token, "--name", "laptop"]));
-    let gateway_port = scene.port();
-    assert_eq!(
-        line,
-        format!("https://{HOST}:{gateway_port} -> http://localhost:{port}\n")
-    );
+    let url = format!("https://{HOST}:{}", scene.port());
+    assert_eq!(line, format!("{url} -> http://localhost:{port}\n"));
     // The line is printed when the agent's tunnel is ready.
     assert_eq!(call(&scene, &key).status, 204);
     let names = || -> Vec<Value> {
@@ -117,8 +114,7 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
         second.status.code() == Some(2) && message.contains("in use by another gw-agent process"),
         "{message}"
     );
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
 
     // The used token is ignored, and a URL is a backend too.
     let rewrite = ["--token", &token, "--host-header", "rewrite"];
@@ -132,21 +128,16 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
         [&backend[7..], &format!("https://{HOST}/a")]
     );
     assert_eq!(names(), ["laptop"]);
-
-    the_state_of_another_gateway_is_refused(&scene, port, &state);
 }
 
-fn the_state_of_another_gateway_is_refused(scene: &Scene, port: &str, state: &Path) {
+#[test]
+fn the_state_of_another_gateway_is_refused() {
+    let scene = Scene::service().enrolled(&["agent"]).start();
     let mut elsewhere = gw_agent();
     elsewhere
-        .args([
-            "http",
-            port,
-            "--gateway",
-            "https://us1.gw.localhost",
-            "--state-dir",
-        ])
-        .arg(state);
+        .args(["http", "3000", "--gateway", "https://us1.gw.localhost"])
+        .arg("--state-dir")
+        .arg(scene.state_dir("agent"));
     let output = elsewhere.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{message}");
@@ -159,8 +150,7 @@ fn the_state_of_another_gateway_is_refused(scene: &Scene, port: &str, state: &Pa
 
 #[test]
 fn doctor_needs_no_options_after_http() {
-    let scene = Scene::service().agent().start();
-    let key = with_service(&scene);
+    let scene = Scene::service().start();
     let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
     let home = tempfile::tempdir().unwrap();
     // For root the folder of the user is that of the machine.
@@ -174,7 +164,7 @@ fn doctor_needs_no_options_after_http() {
             command.env("GW_STATE_DIR", home.path().join("state"));
         }
     };
-    let token = scene.api().create_enrollment_token("acme", &["api"]);
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
     let mut command = gw_agent();
     command
         .args(["http", &backend, "--gateway", &scene.about.base_url])
@@ -182,25 +172,20 @@ fn doctor_needs_no_options_after_http() {
         .arg(&scene.about.ca_file);
     user(&mut command);
     let (mut agent, _) = start(&mut command);
-    assert_eq!(call(&scene, &key).status, 204);
+    assert_eq!(scene.connect().ask(scene.get("/")).status, 204);
     let examine = || {
         let mut doctor = gw_agent();
-        doctor.args(["doctor", "--json"]);
-        user(&mut doctor);
-        let output = doctor.output().unwrap();
-        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-        (output.status.code(), found.to_string())
+        user(doctor.arg("doctor"));
+        examine(&mut doctor)
     };
-    let (code, found) = examine();
-    assert_eq!(code, Some(0), "{found}");
-    for part in [
-        format!("the last `gw-agent http`, for {backend}"),
-        format!("{backend} speaks "),
-    ] {
-        assert!(found.contains(&part), "{part}: {found}");
-    }
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    let found = examine();
+    found.assert(&OF_AGENT, &[]);
+    let of_last = |url: &str| format!("the last `gw-agent http`, for {url}");
+    let configured = &found.of("configuration").found;
+    assert!(configured.starts_with(&of_last(&backend)), "{configured}");
+    let speaks = &found.of(BACKEND).found;
+    assert!(speaks.contains(&format!("{backend} speaks ")), "{speaks}");
+    agent.stop();
 
     // Another backend, which does not listen, is checked in its place.
     let (_held, closed) = backend::refusing();
@@ -208,11 +193,11 @@ fn doctor_needs_no_options_after_http() {
     command.args(["http", &closed.to_string()]);
     user(&mut command);
     let (_agent, _) = start(&mut command);
-    let (code, found) = examine();
-    assert!(
-        code == Some(1) && found.contains(&format!("for http://{closed}")),
-        "{found}"
-    );
+    let found = examine();
+    found.assert(&OF_AGENT, &[(BACKEND, "failed")]);
+    let configured = &found.of("configuration").found;
+    let url = format!("http://{closed}");
+    assert!(configured.starts_with(&of_last(&url)), "{configured}");
 }
 
 #[test]
@@ -251,15 +236,13 @@ fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
     let folder = tempfile::tempdir().unwrap();
     let token = scene.api().create_enrollment_token("demo", &["echo"]);
     let mut command = http(&scene, "localhost:1", folder.path());
-    let (mut agent, line) = start(
-        command
-            .env("GW_ENROLLMENT_TOKEN", token)
-            .stderr(Stdio::piped()),
-    );
-    let (url, backend) = line.trim().split_once(" -> ").unwrap();
+    command
+        .env("GW_ENROLLMENT_TOKEN", token)
+        .stderr(Stdio::piped());
+    let (mut agent, line) = start(&mut command);
     assert_eq!(
-        (url, backend),
-        (scene.about.tenant_url.as_str(), "http://localhost:1")
+        line,
+        format!("{} -> http://localhost:1\n", scene.about.tenant_url)
     );
     // Neither standard output nor standard error can be written any more.
     agent.signal("HUP");

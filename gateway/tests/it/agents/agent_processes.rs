@@ -74,8 +74,7 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
         it.eventually_answered_with(204);
     });
     let third = replaced(agent.id(), second);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
     assert!(!Path::new(&format!("/proc/{third}")).exists());
 }
 
@@ -114,8 +113,7 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
     assert_eq!(caller.response().status, 200);
     eventually("the first worker ends", || has_ended(worker).then_some(()));
     it.while_calling(|| {});
-    after.signal("TERM");
-    assert_eq!(after.exit_code(), Some(0));
+    after.stop();
 }
 
 #[test]

@@ -73,10 +73,13 @@ fn run_command(state: &Path) -> Command {
 fn wait_for_answer(scene: &Scene, key: &str) {
     eventually("requests are answered", || {
         let mut caller = connect_to(&scene.about, SERVICE, &[b"http/1.1"], None);
-        caller.send(format!(
-            "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-        ));
-        (caller.response().status == 200).then_some(())
+        (caller
+            .ask(format!(
+                "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+            ))
+            .status
+            == 200)
+            .then_some(())
     });
 }
 

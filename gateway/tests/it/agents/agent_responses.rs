@@ -4,53 +4,66 @@
 mod interim;
 mod slots;
 
+use std::io;
+
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
 
-use crate::support::agents::modified_agent::{Enrolled, Tunnel, enroll};
+use crate::support::agents::modified_agent::{Enrolled, Tunnel, scene_with_tunnel};
 use crate::support::agents::tunnel_frames::{
     CHUNKED, begun, data, frame, head, interim, last_data, last_head, ok, refused, reset,
     response as framed, trailers,
 };
-use crate::support::peers::http1_peer::Response;
+use crate::support::peers::http1_peer::{self, Response};
 use crate::support::scene::Scene;
 
-/// The caller's response to a request that the agent answers with `answer`, called with the
-/// request's stream id.
-fn answered(
-    enrolled: &Enrolled,
-    tunnel: &mut Tunnel,
-    scene: &Scene,
-    request: &str,
-    method: &Method,
-    answer: &dyn Fn(StreamId) -> Vec<u8>,
-) -> std::io::Result<Response> {
-    let mut caller = enrolled.caller(scene);
-    caller.send(request);
-    let stream = tunnel.request();
-    tunnel.0.send(answer(stream));
-    loop {
-        let head = caller.response_head(method)?;
-        if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
-            let (body, trailers) = caller.body(head.framing)?;
-            let framing = head.framing;
-            return Ok(Response {
-                status: head.status,
-                headers: head.headers,
-                body,
-                trailers,
-                framing,
-            });
-        }
-    }
+/// An agent that answers requests with frames of the test.
+struct Answering {
+    tunnel: Tunnel,
+    enrolled: Enrolled,
+    scene: Scene,
 }
 
-/// A request to switch to WebSocket.
-fn websocket(enrolled: &Enrolled) -> String {
-    let fields = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-    enrolled.request("GET /", fields)
+impl Answering {
+    fn start() -> Self {
+        let (scene, enrolled, tunnel) = scene_with_tunnel();
+        Self {
+            tunnel,
+            enrolled,
+            scene,
+        }
+    }
+
+    /// The caller's response to a GET that the agent answers with `answer`, called with the
+    /// request's stream id.
+    fn get(&mut self, answer: impl Fn(StreamId) -> Vec<u8>) -> io::Result<Response> {
+        let get = self.enrolled.get();
+        self.ask(&Method::GET, &get, answer)
+    }
+
+    /// As [`Self::get`], for any request.
+    fn ask(
+        &mut self,
+        method: &Method,
+        request: &str,
+        answer: impl Fn(StreamId) -> Vec<u8>,
+    ) -> io::Result<Response> {
+        let mut caller = self.enrolled.caller(&self.scene);
+        caller.send(request);
+        let stream = self.tunnel.request();
+        self.tunnel.0.send(answer(stream));
+        loop {
+            let head = caller.response_head(method)?;
+            if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
+                return caller.rest(head);
+            }
+        }
+    }
+
+    fn assert_tunnel_is_open(&self) {
+        assert!(self.enrolled.report(&self.scene).is_some());
+    }
 }
 
 const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
@@ -184,12 +197,15 @@ fn many_fields(id: StreamId) -> Vec<u8> {
 
 #[test]
 fn invalid_responses_are_refused() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
-    let mut is_refused = |what: &str, request: &str, answer: &dyn Fn(StreamId) -> Vec<u8>| {
-        let method = &Method::GET;
-        let response = answered(&enrolled, &mut tunnel, &scene, request, method, answer)
+    let mut agent = Answering::start();
+    let get = agent.enrolled.get();
+    // A request to switch to WebSocket.
+    let fields = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    let websocket = agent.enrolled.request("GET /", fields);
+    let mut assert_refused = |what: &str, request: &str, answer: &dyn Fn(StreamId) -> Vec<u8>| {
+        let response = agent
+            .ask(&Method::GET, request, answer)
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(
             (response.status.as_u16(), &*response.code()),
@@ -197,27 +213,21 @@ fn invalid_responses_are_refused() {
             "{what}"
         );
     };
-    let get = enrolled.get();
     for (what, answer) in INVALID_ANSWERS {
-        is_refused(what, &get, answer);
+        assert_refused(what, &get, answer);
     }
     for (what, answer) in INVALID_SWITCHES {
-        is_refused(what, &websocket(&enrolled), answer);
+        assert_refused(what, &websocket, answer);
     }
     for (what, head) in INVALID_HEADS {
-        is_refused(what, &get, &|id| framed(id, false, head));
+        assert_refused(what, &get, &|id| framed(id, false, head));
     }
-    assert!(
-        enrolled.report(&scene).is_some(),
-        "an invalid response does not end the tunnel"
-    );
+    agent.assert_tunnel_is_open();
 }
 
 #[test]
 fn fields_of_a_connection_and_own_fields_are_not_relayed() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let mut caller = enrolled.caller(&scene);
     for _ in 0..2 {
         caller.send(enrolled.get());
@@ -252,10 +262,8 @@ fn fields_of_a_connection_and_own_fields_are_not_relayed() {
 }
 
 #[test]
-fn content_lengths_of_responses_are_enforced_and_normalized() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+fn content_lengths_of_responses_are_enforced() {
+    let mut agent = Answering::start();
     let five = |id| head(id, "200", &[("content-length", "5")]);
     let bodies: [(&str, Answer); 8] = [
         ("less", |id| last_data(id, b"1234")),
@@ -278,14 +286,7 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
     for (what, body) in bodies {
         let answer = |id| [five(id), body(id)].concat();
         // If the fault was found before any part was sent, the caller gets an error instead.
-        if let Ok(response) = answered(
-            &enrolled,
-            &mut tunnel,
-            &scene,
-            &enrolled.get(),
-            &Method::GET,
-            &answer,
-        ) {
+        if let Ok(response) = agent.get(answer) {
             assert_eq!(response.status, 502, "{what}");
             assert!(
                 ["GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"].contains(&&*response.code()),
@@ -293,13 +294,11 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             );
         }
         // Once the caller has the head, the connection is cut.
-        let mut caller = enrolled.caller(&scene);
-        caller.send(enrolled.get());
-        let stream = tunnel.request();
-        tunnel.0.send(five(stream));
+        let (mut caller, stream) = agent.enrolled.send_get(&agent.scene, &mut agent.tunnel);
+        agent.tunnel.0.send(five(stream));
         let begun = caller.response_head(&Method::GET).unwrap();
         assert_eq!(begun.status, 200, "{what}");
-        tunnel.0.send(body(stream));
+        agent.tunnel.0.send(body(stream));
         match caller.body(begun.framing) {
             Err(_) => {}
             // The announced bytes have arrived, and those behind them have not.
@@ -310,30 +309,16 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             }
         }
     }
-    zeros_of_a_content_length_are_removed(&enrolled, &mut tunnel, &scene);
-    assert!(
-        enrolled.report(&scene).is_some(),
-        "a wrong length does not end the tunnel"
-    );
+    agent.assert_tunnel_is_open();
 }
 
-fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunnel, scene: &Scene) {
+#[test]
+fn zeros_of_a_content_length_are_removed() {
     let with_zeros = |id| {
-        [
-            head(id, "200", &[("content-length", "05")]),
-            last_data(id, b"12345"),
-        ]
-        .concat()
+        let head = head(id, "200", &[("content-length", "05")]);
+        [head, last_data(id, b"12345")].concat()
     };
-    let response = answered(
-        enrolled,
-        tunnel,
-        scene,
-        &enrolled.get(),
-        &Method::GET,
-        &with_zeros,
-    )
-    .unwrap();
+    let response = Answering::start().get(with_zeros).unwrap();
     let lengths: Vec<&[u8]> = response
         .headers
         .get_all("content-length")
@@ -347,24 +332,14 @@ fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunne
 
 #[test]
 fn an_empty_body_may_end_with_the_head_or_behind_it() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let mut agent = Answering::start();
     for fields in [&[][..], &[CHUNKED], &[("content-length", "0")]] {
         let with_head = |id| last_head(id, "200", fields);
         let behind = |id| [head(id, "200", fields), last_data(id, b"")].concat();
         let with_trailers = |id| [head(id, "200", fields), trailers(id, &[])].concat();
         type Answer<'a> = &'a dyn Fn(StreamId) -> Vec<u8>;
         for answer in [&with_head as Answer<'_>, &behind, &with_trailers] {
-            let response = answered(
-                &enrolled,
-                &mut tunnel,
-                &scene,
-                &enrolled.get(),
-                &Method::GET,
-                answer,
-            )
-            .unwrap();
+            let response = agent.get(answer).unwrap();
             assert_eq!(
                 (response.status.as_u16(), response.body),
                 (200, Vec::new()),
@@ -376,9 +351,7 @@ fn an_empty_body_may_end_with_the_head_or_behind_it() {
 
 #[test]
 fn bodies_of_bodiless_responses_are_dropped() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let get = enrolled.get();
     let head_request = enrolled.request("HEAD /", "\r\n");
     for (status, request, method) in [
@@ -410,88 +383,73 @@ fn bodies_of_bodiless_responses_are_dropped() {
     }
 }
 
+/// A response with these lines in place of its trailers.
+fn with_trailers(agent: &mut Answering, lines: &[u8]) -> io::Result<Response> {
+    agent.get(|id| {
+        [
+            begun(id),
+            data(id, b"ok"),
+            frame(Kind::Trailers, true, id, lines),
+        ]
+        .concat()
+    })
+}
+
 #[test]
-fn trailers_lose_framing_fields_and_are_bounded() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
-    let mut with = |lines: &[u8]| {
-        let answer = |id| {
-            [
-                begun(id),
-                data(id, b"ok"),
-                frame(Kind::Trailers, true, id, lines),
-            ]
-            .concat()
-        };
-        answered(
-            &enrolled,
-            &mut tunnel,
-            &scene,
-            &enrolled.get(),
-            &Method::GET,
-            &answer,
-        )
-    };
-    let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\n\
-                x-gw-status: forged\r\ngrpc-status: 0\r\n\r\n";
-    let response = with(some.as_bytes()).unwrap();
+fn trailers_lose_framing_fields() {
+    let some =
+        b"content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\n\
+                 x-gw-status: forged\r\ngrpc-status: 0\r\n\r\n";
+    let response = with_trailers(&mut Answering::start(), some).unwrap();
     assert_eq!(
         (response.status.as_u16(), response.body),
         (200, b"ok".to_vec())
     );
     assert_eq!(
-        crate::support::peers::http1_peer::fields(&response.trailers),
+        http1_peer::fields(&response.trailers),
         [("grpc-status".to_owned(), "0".to_owned())].into()
     );
+}
+
+#[test]
+fn invalid_trailers_end_their_response_only() {
+    let mut agent = Answering::start();
     let many: String = (0..=response::HEAD.fields)
         .map(|number| format!("x-{number}: 1\r\n"))
         .collect();
     let far_too_many = "x: 1\r\n".repeat(1000);
     let large = format!("x: {}\r\n", "x".repeat(response::HEAD.head));
     for (what, lines) in [
-        ("many", &many),
-        ("far too many", &far_too_many),
-        ("large", &large),
+        ("many", &*format!("{many}\r\n")),
+        ("far too many", &format!("{far_too_many}\r\n")),
+        ("large", &format!("{large}\r\n")),
+        ("nothing", ""),
+        ("no end", "a: b\r\n"),
+        ("bytes behind the end", "a: b\r\n\r\nc"),
+        ("a status line", "HTTP/1.1 200 OK\r\n\r\n"),
+        ("a pseudo-header field", ":status: 500\r\n\r\n"),
+        ("line feeds", "a: b\n\n"),
+        ("NUL", "a: \0\r\n\r\n"),
+        ("a folded line", "a: b\r\n c\r\n\r\n"),
     ] {
-        with(format!("{lines}\r\n").as_bytes()).expect_err(what);
+        with_trailers(&mut agent, lines.as_bytes()).expect_err(what);
     }
-    for (what, lines) in [
-        ("nothing", &b""[..]),
-        ("no end", b"a: b\r\n"),
-        ("bytes behind the end", b"a: b\r\n\r\nc"),
-        ("a status line", b"HTTP/1.1 200 OK\r\n\r\n"),
-        ("a pseudo-header field", b":status: 500\r\n\r\n"),
-        ("line feeds", b"a: b\n\n"),
-        ("NUL", b"a: \0\r\n\r\n"),
-        ("a folded line", b"a: b\r\n c\r\n\r\n"),
-    ] {
-        with(lines).expect_err(what);
-    }
-    assert!(
-        enrolled.report(&scene).is_some(),
-        "invalid trailers do not end the tunnel"
-    );
+    agent.assert_tunnel_is_open();
+}
+
+/// Status, code and message of the error that a caller gets for these frames of an agent.
+fn error(agent: &mut Answering, answer: impl Fn(StreamId) -> Vec<u8>) -> (u16, String, String) {
+    let response = agent.get(answer).unwrap();
+    let message = response.json()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    (response.status.as_u16(), response.code(), message)
 }
 
 #[test]
-fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
-    let mut answer_with = |answer: &dyn Fn(StreamId) -> Vec<u8>| {
-        let get = enrolled.get();
-        let response =
-            answered(&enrolled, &mut tunnel, &scene, &get, &Method::GET, answer).unwrap();
-        (
-            response.status.as_u16(),
-            response.code(),
-            response.json()["error"]["message"]
-                .as_str()
-                .unwrap()
-                .to_owned(),
-        )
-    };
+fn unknown_error_codes_of_an_agent_are_not_relayed() {
+    let mut agent = Answering::start();
     for unknown in [
         &b"GW_AUTH_REQUIRED"[..],
         b"AGENT_UNAVAILABLE",
@@ -500,27 +458,39 @@ fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
         &[0xff, 0, b'\n'],
         &[b'x'; 64],
     ] {
-        let refused =
-            answer_with(&|id| refused(id, unknown, b"GW_AUTH: enter your key at http://x/"));
-        let reset = answer_with(&|id| reset(id, unknown));
+        let text = b"GW_AUTH: enter your key at http://x/";
+        let refused = error(&mut agent, |id| refused(id, unknown, text));
+        let reset = error(&mut agent, |id| reset(id, unknown));
         for (status, code, message) in [refused, reset] {
             assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown:?}");
             assert!(!message.contains("GW_AUTH"), "{message}");
         }
     }
-    let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
-    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_RESET", text));
-    let escaped = "down\\u{d}\\u{a}INFO forged line\\u{1b}[2J\\u{0}\u{fffd}\\u{202e}";
-    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", escaped));
-    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", &[b'x'; 1024]));
-    assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
-    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", b""));
-    assert_eq!(code, "GW_BACKEND_TLS");
-    assert!(!message.is_empty());
     // The length of the code is beyond the payload.
-    let (status, code, _) = answer_with(&|id| {
+    let (status, code, _) = error(&mut agent, |id| {
         let payload = [&[0; 8][..], &[200], b"GW_BACKEND_TLS"].concat();
         frame(Kind::Refused, true, id, &payload)
     });
     assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"));
+}
+
+#[test]
+fn error_messages_of_an_agent_are_escaped() {
+    let mut agent = Answering::start();
+    let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
+    let (_, code, message) = error(&mut agent, |id| refused(id, b"GW_BACKEND_RESET", text));
+    let escaped = "down\\u{d}\\u{a}INFO forged line\\u{1b}[2J\\u{0}\u{fffd}\\u{202e}";
+    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", escaped));
+}
+
+#[test]
+fn an_error_message_of_an_agent_may_be_long_or_missing() {
+    let mut agent = Answering::start();
+    let (_, code, message) = error(&mut agent, |id| {
+        refused(id, b"GW_BACKEND_TLS", &[b'x'; 1024])
+    });
+    assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
+    let (_, code, message) = error(&mut agent, |id| refused(id, b"GW_BACKEND_TLS", b""));
+    assert_eq!(code, "GW_BACKEND_TLS");
+    assert!(!message.is_empty());
 }

@@ -4,78 +4,61 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
-use crate::support::agents::in_process::Agent;
+use crate::support::admin_api::Tunnel;
 use crate::support::agents::scripted::Recording;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::http1_peer::{Peer, listen};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
-use crate::support::scene::About;
-use crate::support::scene::Scene;
+use crate::support::scene::{About, Scene};
 
 /// Requests of each caller.
 const REQUESTS: usize = 24;
 
-/// Fields and body of the request with this number, and the bytes of the body.
+/// Fields of the request with this number, the pieces in which its body is sent, and the bytes of
+/// the body.
 fn request_of(number: usize) -> (Method, String, Vec<Vec<u8>>, Vec<u8>) {
     let body = |length: usize| -> Vec<u8> {
         (0..length)
             .map(|at| b'a' + ((at + number) % 23) as u8)
             .collect()
     };
+    let sized = |length: usize, piece: usize| {
+        let whole = body(length);
+        let fields = format!("Content-Length: {length}\r\n\r\n");
+        let pieces = whole.chunks(piece).map(<[u8]>::to_vec).collect();
+        (Method::POST, fields, pieces, whole)
+    };
     match number % 6 {
         0 => (Method::GET, "\r\n".to_owned(), vec![], vec![]),
-        1 => (
-            Method::POST,
-            "Content-Length: 11\r\n\r\n".to_owned(),
-            vec![body(11)],
-            body(11),
-        ),
-        2 => (
-            Method::POST,
-            "Content-Length: 65536\r\n\r\n".to_owned(),
-            vec![body(65_536)],
-            body(65_536),
-        ),
-        3 => {
-            let whole = body(30_000);
-            let pieces = whole.chunks(9_000).map(<[u8]>::to_vec).collect();
-            (
-                Method::POST,
-                "Content-Length: 30000\r\n\r\n".to_owned(),
-                pieces,
-                whole,
-            )
-        }
+        1 => sized(11, 11),
+        2 => sized(65_536, 65_536),
+        3 => sized(30_000, 9_000),
         4 => {
+            let fields = "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n";
             let whole = body(4_000);
             let chunk = [b"fa0\r\n", &whole[..], b"\r\n0\r\nx-check: 7\r\n\r\n"].concat();
-            (
-                Method::POST,
-                "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n".to_owned(),
-                vec![chunk],
-                whole,
-            )
+            (Method::POST, fields.to_owned(), vec![chunk], whole)
         }
-        _ => {
-            let whole = body(300_000);
-            let pieces = whole.chunks(100_000).map(<[u8]>::to_vec).collect();
-            (
-                Method::POST,
-                "Content-Length: 300000\r\n\r\n".to_owned(),
-                pieces,
-                whole,
-            )
-        }
+        _ => sized(300_000, 100_000),
     }
+}
+
+/// Asserts that a request was answered with its body.
+fn assert_echoed(id: &str, status: StatusCode, echoed: &[u8], body: &[u8]) {
+    let text = String::from_utf8_lossy(echoed);
+    assert_eq!(status, 200, "{id}: {text}");
+    assert!(echoed == body, "{id}");
 }
 
 /// Sends requests on one HTTP/1.1 connection; panics if one fails.
@@ -83,10 +66,11 @@ fn call(about: &About, caller: usize) {
     let mut peer = connect_to(about, HOST, &[b"http/1.1"], None);
     for number in 0..REQUESTS {
         let (method, rest, pieces, body) = request_of(number);
+        let id = format!("{caller}.{number}");
         let key = &about.service_key;
         let head = format!(
             "{method} / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\
-             X-Number: {caller}.{number}\r\n"
+             X-Number: {id}\r\n"
         );
         peer.send(head + &rest);
         for piece in pieces {
@@ -94,13 +78,7 @@ fn call(about: &About, caller: usize) {
             thread::yield_now();
         }
         let response = peer.response_to(&method);
-        assert_eq!(
-            response.status,
-            200,
-            "{caller}.{number}: {}",
-            String::from_utf8_lossy(&response.body)
-        );
-        assert!(response.body == body, "{caller}.{number}");
+        assert_echoed(&id, response.status, &response.body, &body);
     }
 }
 
@@ -110,9 +88,8 @@ fn call_by_http2(about: &About, caller: usize) {
         let connection = http2_caller::connect_to(about, &h2::client::Builder::new()).await;
         for number in 0..REQUESTS {
             let (method, rest, _, body) = request_of(number);
-            let mut request = connection
-                .request(&method, "/")
-                .header("x-number", format!("{caller}.{number}"));
+            let id = format!("{caller}.{number}");
+            let mut request = connection.request(&method, "/").header("x-number", &id);
             if rest.starts_with("Content-Length") {
                 request = request.header("content-length", body.len());
             }
@@ -120,34 +97,23 @@ fn call_by_http2(about: &About, caller: usize) {
             let has_trailers = rest.starts_with("Transfer-Encoding");
             for (at, piece) in body.chunks(20_000).enumerate() {
                 let is_last = (at + 1) * 20_000 >= body.len() && !has_trailers;
-                upload
-                    .send_data(Bytes::copy_from_slice(piece), is_last)
-                    .unwrap();
+                let piece = Bytes::copy_from_slice(piece);
+                upload.send_data(piece, is_last).unwrap();
             }
             if has_trailers {
-                let name = HeaderName::from_static("x-check");
-                upload
-                    .send_trailers(HeaderMap::from_iter([(
-                        name,
-                        HeaderValue::from_static("7"),
-                    )]))
-                    .unwrap();
+                let mut trailers = HeaderMap::new();
+                trailers.insert("x-check", HeaderValue::from_static("7"));
+                upload.send_trailers(trailers).unwrap();
             }
             let response = http2_caller::whole(response).await;
-            assert_eq!(
-                response.status,
-                200,
-                "{caller}.{number}: {}",
-                String::from_utf8_lossy(&response.body)
-            );
-            assert!(response.body == body, "{caller}.{number}");
+            assert_echoed(&id, response.status, &response.body, &body);
         }
     });
 }
 
 /// Callers at each of these gateways, half of them by HTTP/2; panics if a request fails, or if a
 /// POST reached a backend other than once.
-fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
+fn call_all(gateways: &[About], callers: usize, backend: &Recording) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for about in gateways {
@@ -164,24 +130,17 @@ fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
         }
     });
     let mut counts = BTreeMap::<String, usize>::new();
-    for recorded in backends
-        .iter()
-        .flat_map(|backend| std::mem::take(&mut *backend.requests.lock().unwrap()))
-    {
-        let number: usize = recorded.number.rsplit('.').next().unwrap().parse().unwrap();
+    for recorded in std::mem::take(&mut *backend.requests.lock().unwrap()) {
+        let id = recorded.number;
+        let number: usize = id.rsplit('.').next().unwrap().parse().unwrap();
         let (method, _, _, body) = request_of(number);
         assert!(
             recorded.method == method.as_str() && recorded.body == body,
-            "{}",
-            recorded.number
+            "{id}"
         );
-        assert_eq!(
-            recorded.trailer,
-            if number % 6 == 4 { "7" } else { "" },
-            "{}",
-            recorded.number
-        );
-        *counts.entry(recorded.number).or_default() += 1;
+        let trailer = if number % 6 == 4 { "7" } else { "" };
+        assert_eq!(recorded.trailer, trailer, "{id}");
+        *counts.entry(id).or_default() += 1;
     }
     assert_eq!(counts.len(), gateways.len() * callers * REQUESTS);
     assert!(counts.values().all(|count| *count == 1), "{counts:?}");
@@ -202,13 +161,8 @@ fn sick_backends() -> Vec<(&'static str, String, Box<dyn std::any::Any>)> {
 
 /// A listener whose queue of connections is full: further SYNs are dropped.
 fn unanswering() -> (String, Box<dyn std::any::Any>) {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket
-        .bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
-        .unwrap();
-    socket.listen(0).unwrap();
-    let listener = TcpListener::from(socket);
-    let address = listener.local_addr().unwrap();
+    let (listener, address) = backend::refusing();
+    listener.listen(0).unwrap();
     let queued: Vec<_> = (0..4)
         .map(|_| {
             let socket =
@@ -230,7 +184,7 @@ fn a_sick_backend_of_one_agent_costs_no_request() {
         let _well = scene.run("well", 128, &recording.url);
         eprintln!("a backend that {what}");
         // Callers of both workers.
-        call_all(&[scene.about.clone()], 8, &[&recording]);
+        call_all(&[scene.about.clone()], 8, &recording);
         scene.wait_until_idle();
     }
 }
@@ -247,13 +201,10 @@ fn callers_of_every_node_notice_nothing_of_a_sick_backend() {
             (nodes.tunnels(owner).len() == 2).then_some(())
         });
         eprintln!("a backend that {what}");
-        call_all(&[0, 1, 2].map(|node| nodes.about(node)), 4, &[&recording]);
+        call_all(&[0, 1, 2].map(|node| nodes.about(node)), 4, &recording);
         eventually("no request is in flight", || {
-            nodes
-                .tunnels(owner)
-                .iter()
-                .all(|tunnel| tunnel.in_flight == 0)
-                .then_some(())
+            let is_idle = |tunnel: &Tunnel| tunnel.in_flight == 0;
+            nodes.tunnels(owner).iter().all(is_idle).then_some(())
         });
     }
 }
@@ -295,16 +246,11 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
 fn agents_of_different_size_refuse_nothing_until_all_are_full() {
     let scene = Scene::service().enrolled(&["small", "large"]).start();
     let held = HeldBackend::start();
-    let agents: [Agent; 2] = [
-        scene.run("small", 1, &held.url),
-        scene.run("large", 16, &held.url),
-    ];
+    let _small = scene.run("small", 1, &held.url);
+    let _large = scene.run("large", 16, &held.url);
     eventually("both report their slots", || {
-        scene
-            .tunnels()
-            .iter()
-            .all(|tunnel| tunnel.slots.is_some())
-            .then_some(())
+        let report = |tunnel: &Tunnel| tunnel.slots.is_some();
+        scene.tunnels().iter().all(report).then_some(())
     });
     for callers in [1, 8, 17] {
         thread::scope(|scope| {
@@ -312,14 +258,9 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
                 scope.spawn(|| {
                     let mut caller = scene.connect();
                     for _ in 0..10 {
-                        caller.send(scene.request("GET /slow", "\r\n"));
-                        let response = caller.response();
-                        assert_eq!(
-                            response.status,
-                            200,
-                            "{}",
-                            String::from_utf8_lossy(&response.body)
-                        );
+                        let response = caller.ask(scene.get("/slow"));
+                        let text = String::from_utf8_lossy(&response.body);
+                        assert_eq!(response.status, 200, "{text}");
                     }
                 });
             }
@@ -329,25 +270,25 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
     let mut callers: Vec<_> = (0..17)
         .map(|_| {
             let mut caller = scene.connect();
-            caller.send(scene.request("GET /held", "\r\n"));
+            caller.send(scene.get("/held"));
             held.wait_for_held();
             caller
         })
         .collect();
     let mut refused = scene.connect();
-    refused.send(scene.get("/"));
-    assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    assert_eq!(
+        refused.ask(scene.get("/")).code(),
+        "GW_AGENT_CONCURRENCY_LIMIT"
+    );
     held.release();
     // One of the held requests has ended, whichever.
     eventually("a slot is free", || {
-        refused.send(scene.get("/"));
-        (refused.response().status == 200).then_some(())
+        (refused.ask(scene.get("/")).status == 200).then_some(())
     });
     (1..17).for_each(|_| held.release());
     for caller in &mut callers {
         assert_eq!(caller.response().status, 200);
     }
-    drop(agents);
 }
 
 #[test]
@@ -359,29 +300,22 @@ fn an_agent_whose_backend_comes_up_gets_requests_again() {
     let _well = scene.run("well", 128, &recording.url);
     let mut caller = scene.connect();
     for _ in 0..20 {
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().status, 200);
+        assert_eq!(caller.ask(scene.get("/")).status, 200);
     }
     recording.requests.lock().unwrap().clear();
     socket.listen(16).unwrap();
     let listener = TcpListener::from(socket);
-    let served = std::sync::Arc::new(AtomicUsize::new(0));
-    let counted = std::sync::Arc::clone(&served);
-    thread::spawn(move || {
-        for connection in listener.incoming().flatten() {
-            let counted = std::sync::Arc::clone(&counted);
-            thread::spawn(move || {
-                let mut peer = crate::support::peers::http1_peer::Peer::new(connection);
-                while peer.request().is_ok() {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-                }
-            });
+    let served = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&served);
+    listen(listener, move |connection| {
+        let mut peer = Peer::new(connection);
+        while peer.request().is_ok() {
+            counted.fetch_add(1, Ordering::Relaxed);
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     });
     eventually("the agent gets requests again", || {
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().status, 200);
+        assert_eq!(caller.ask(scene.get("/")).status, 200);
         (served.load(Ordering::Relaxed) > 0).then_some(())
     });
 }

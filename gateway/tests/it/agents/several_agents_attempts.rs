@@ -17,6 +17,7 @@ use crate::support::agents::scripted::{
 use crate::support::agents::tunnel_frames::{head, interim, message, ok, refused, reset};
 use crate::support::eventually;
 use crate::support::peers::caller::Caller;
+use crate::support::peers::http1_peer::Response;
 use crate::support::scene::Scene;
 use crate::support::stopwatch::Stopwatch;
 
@@ -38,36 +39,27 @@ enum Failing {
 impl Failing {
     fn act(self, tunnel: &mut Tunnel, attempt: &Attempt) {
         let stream = attempt.stream;
-        match self {
-            Self::Unsent(code) => tunnel.0.send(refused_unsent(stream, code)),
-            Self::Refused(code) => tunnel
-                .0
-                .send(refused(stream, code.as_bytes(), b"in a test")),
-            Self::Reset => tunnel.0.send(reset(stream, b"")),
-            Self::BrokenAfterInterim => {
-                let hints = interim(stream, "103", &[("link", "</a.css>")]);
-                tunnel.0.send([hints, reset(stream, b"")].concat());
-            }
+        let hints = interim(stream, "103", &[("link", "</a.css>")]);
+        tunnel.0.send(match self {
+            Self::Unsent(code) => refused_unsent(stream, code),
+            Self::Refused(code) => refused(stream, code.as_bytes(), b"in a test"),
+            Self::Reset => reset(stream, b""),
+            Self::BrokenAfterInterim => [hints, reset(stream, b"")].concat(),
             Self::UnsentAfterInterim => {
-                let hints = interim(stream, "103", &[("link", "</a.css>")]);
-                tunnel
-                    .0
-                    .send([hints, refused_unsent(stream, "GW_BACKEND_UNREACHABLE")].concat());
+                [hints, refused_unsent(stream, "GW_BACKEND_UNREACHABLE")].concat()
             }
             Self::BrokenResponse => {
                 let begun = head(stream, "200", &[("content-length", "100")]);
-                tunnel
-                    .0
-                    .send([begun, reset(stream, b"GW_BACKEND_RESET")].concat());
+                [begun, reset(stream, b"GW_BACKEND_RESET")].concat()
             }
-            Self::Violation => tunnel.0.send(head(stream, "99", &[])),
-            Self::Closed => tunnel.close(),
-        }
+            Self::Violation => head(stream, "99", &[]),
+            Self::Closed => return tunnel.close(),
+        });
     }
 }
 
 /// Lets the first attempt fail, and answers later ones with the body of the request.
-fn fail_first(failing: Failing) -> impl Fn(&mut Tunnel, &Attempt) -> bool + Send + 'static {
+fn fail_first(failing: Failing) -> impl Fn(&mut Tunnel, &Attempt) -> bool + Clone + Send + 'static {
     move |tunnel, attempt| {
         if attempt.nth == 0 {
             failing.act(tunnel, attempt);
@@ -85,62 +77,44 @@ fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
             .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
     }
     let (body, trailers) = body(tunnel, attempt);
-    tunnel.0.send(answered(
-        attempt,
-        body.len(),
-        &[&body[..], trailers.as_bytes()].concat(),
-    ));
+    let echoed = [&body[..], trailers.as_bytes()].concat();
+    tunnel.0.send(answered(attempt, body.len(), &echoed));
     true
 }
 
 /// The final response, after interim ones.
-fn outcome(caller: &mut Caller, method: &Method) -> (u16, Vec<u8>) {
+fn outcome(caller: &mut Caller, method: &Method) -> Response {
     loop {
         let head = caller.response_head(method).unwrap();
         if !head.status.is_informational() {
-            let (body, _) = caller.body(head.framing).unwrap();
-            return (head.status.as_u16(), body);
+            return caller.rest(head).unwrap();
         }
     }
 }
 
 /// Requests, as line, fields with body, and what the answering agent sees of the body.
 fn requests() -> Vec<(&'static str, String, Vec<u8>)> {
-    let long = b"0123456789abcdef".repeat(16 * 1024);
-    let long_text = String::from_utf8(long.clone()).unwrap();
-    let short = "x".repeat(60_000);
+    let empty = |line| (line, "\r\n".to_owned(), Vec::new());
+    let sized = |line, body: &str| {
+        let rest = format!("Content-Length: {}\r\n\r\n{body}", body.len());
+        (line, rest, body.as_bytes().to_vec())
+    };
+    let chunked = "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n\
+                   5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n";
     vec![
-        ("GET /", "\r\n".to_owned(), Vec::new()),
-        ("HEAD /", "\r\n".to_owned(), Vec::new()),
-        ("OPTIONS /", "\r\n".to_owned(), Vec::new()),
-        ("DELETE /", "\r\n".to_owned(), Vec::new()),
+        empty("GET /"),
+        empty("HEAD /"),
+        empty("OPTIONS /"),
+        empty("DELETE /"),
+        sized("POST /", "hello"),
+        sized("GET /", "hello"),
+        sized("POST /", &"x".repeat(60_000)),
         (
             "POST /",
-            "Content-Length: 5\r\n\r\nhello".to_owned(),
-            b"hello".to_vec(),
-        ),
-        (
-            "GET /",
-            "Content-Length: 5\r\n\r\nhello".to_owned(),
-            b"hello".to_vec(),
-        ),
-        (
-            "POST /",
-            format!("Content-Length: {}\r\n\r\n{short}", short.len()),
-            short.into_bytes(),
-        ),
-        (
-            "POST /",
-            "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n5\r\nhello\r\n0\r\n\
-             x-check: 7\r\n\r\n"
-                .to_owned(),
+            chunked.to_owned(),
             b"hellox-check: 7\r\n\r\n".to_vec(),
         ),
-        (
-            "POST /",
-            format!("Content-Length: {}\r\n\r\n{long_text}", long.len()),
-            long,
-        ),
+        sized("POST /", &"0123456789abcdef".repeat(16 * 1024)),
     ]
 }
 
@@ -150,12 +124,8 @@ fn is_safe(line: &str, body: &[u8]) -> bool {
 
 /// As [`each_request_of`], of a new service.
 fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
-    each_request_of(
-        &Scene::service().enrolled(&["one", "two"]).start(),
-        failing,
-        is_repeated,
-        status,
-    );
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    each_request_of(&scene, failing, is_repeated, status);
 }
 
 /// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells
@@ -172,26 +142,19 @@ fn each_request_of(
             continue;
         }
         // New tunnels have no history.
-        let scripted = Scripted::new();
-        for (number, name) in ["one", "two"].into_iter().enumerate() {
-            scripted.serve(number, scene.tunnel(name), fail_first(failing));
-        }
+        let scripted = Scripted::of(scene, &["one", "two"], fail_first(failing));
         let mut caller = scene.connect();
         // Fails if the gateway answers before it has the whole request.
-        let _ =
-            std::io::Write::write_all(&mut caller.stream, scene.request(line, &rest).as_bytes());
+        let _ = caller.try_send(scene.request(line, &rest));
         let method = Method::from_bytes(line.split(' ').next().unwrap().as_bytes()).unwrap();
-        let (got, body) = outcome(&mut caller, &method);
+        let response = outcome(&mut caller, &method);
+        let got = response.status.as_u16();
         let attempts = scripted.attempts();
         if is_repeated(line, &wanted) {
-            assert_eq!(
-                got,
-                200,
-                "{failing:?} {line}: {attempts:?} {}",
-                String::from_utf8_lossy(&body)
-            );
+            let text = String::from_utf8_lossy(&response.body);
+            assert_eq!(got, 200, "{failing:?} {line}: {attempts:?} {text}");
             assert!(
-                method == Method::HEAD || body == wanted,
+                method == Method::HEAD || response.body == wanted,
                 "{failing:?} {line}"
             );
             assert_eq!(attempts.len(), 2, "{failing:?} {line}");
@@ -245,27 +208,22 @@ fn a_service_without_retries_sends_again_only_what_was_never_sent() {
     ] {
         each_request_of(&without_retries(), failing, |_, _| false, 502);
     }
-    each_request_of(
-        &without_retries(),
-        Failing::Unsent("GW_BACKEND_UNREACHABLE"),
-        |_, _| true,
-        0,
-    );
+    let unsent = Failing::Unsent("GW_BACKEND_UNREACHABLE");
+    each_request_of(&without_retries(), unsent, |_, _| true, 0);
 }
 
 #[test]
 fn the_setting_retries_applies_to_the_next_request_on_open_tunnels() {
     let scene = Scene::service().enrolled(&["one", "two"]).start();
-    let scripted = Scripted::new();
-    for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, scene.tunnel(name), fail_first(Failing::Reset));
-    }
+    let scripted = Scripted::of(&scene, &["one", "two"], fail_first(Failing::Reset));
     let mut caller = scene.connect();
     for (retries, status, attempts) in [(true, 200, 2), (false, 502, 1), (true, 200, 2)] {
         scene.set_retries(retries);
-        caller.send(scene.get("/"));
         assert_eq!(
-            (caller.response().status.as_u16(), scripted.attempts().len()),
+            (
+                caller.ask(scene.get("/")).status.as_u16(),
+                scripted.attempts().len()
+            ),
             (status, attempts)
         );
     }
@@ -281,25 +239,19 @@ fn nothing_is_sent_again_after_an_interim_response_was_passed_on() {
 fn one_agent_alone_gets_a_request_once() {
     let scene = Scene::service().enrolled(&["one"]).start();
     for failing in [Failing::Unsent("GW_BACKEND_UNREACHABLE"), Failing::Reset] {
-        let scripted = Scripted::new();
-        scripted.serve(0, scene.tunnel("one"), fail_first(failing));
-        for (line, rest) in [
-            ("GET /", "\r\n"),
-            (
-                "POST /",
-                "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
-            ),
-        ] {
+        let scripted = Scripted::of(&scene, &["one"], fail_first(failing));
+        let chunked = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n";
+        for (line, rest) in [("GET /", "\r\n"), ("POST /", chunked)] {
             let mut caller = scene.connect();
-            caller.send(scene.request(line, rest));
-            assert_eq!(caller.response().status, 502, "{failing:?} {line}");
+            assert_eq!(
+                caller.ask(scene.request(line, rest)).status,
+                502,
+                "{failing:?} {line}"
+            );
             let attempts = scripted.attempts();
             assert_eq!(attempts.len(), 1);
-            assert!(
-                !attempts[0].head.contains("x-gw-await-acceptance"),
-                "{}",
-                attempts[0].head
-            );
+            let head = &attempts[0].head;
+            assert!(!head.contains("x-gw-await-acceptance"), "{head}");
         }
     }
 }
@@ -318,15 +270,15 @@ fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
         });
         // The number of agents is that of the tunnels, up to three.
         let mut caller = scene.connect();
-        caller.send(scene.request("POST /", "Content-Length: 2\r\n\r\nhi"));
-        let response = caller.response();
+        let response = caller.ask(scene.request("POST /", "Content-Length: 2\r\n\r\nhi"));
         let attempts = scripted.attempts();
         let mut agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
         agents.sort_unstable();
         agents.dedup();
+        let expected = (count + 1).min(3);
         assert_eq!(
             (attempts.len(), agents.len()),
-            ((count + 1).min(3), (count + 1).min(3)),
+            (expected, expected),
             "{attempts:?}"
         );
         let code = if count >= 2 {
@@ -338,38 +290,46 @@ fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
     }
 }
 
+/// Reports statistics of an agent, and waits until the gateway has them.
+fn report(tunnel: &mut Tunnel, slots: u32, backend: &str, standby: bool) {
+    tunnel.0.send(statistics(slots, backend, standby));
+    tunnel.until_handled();
+}
+
+/// Refuses a request of which nothing was sent to a backend.
+fn refuse(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    let refused = refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE");
+    tunnel.0.send(refused);
+    true
+}
+
 #[test]
-fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serves_at_once() {
+fn the_budget_bounds_attempts_until_an_agent_recovers() {
     const REQUESTS: usize = 600;
-    let scene = Scene::service().enrolled(&["one", "two", "three"]).start();
+    let names = ["one", "two", "three"];
+    let scene = Scene::service().enrolled(&names).start();
     let scripted = Scripted::new();
     let is_well = Arc::new(AtomicBool::new(false));
-    for (number, name) in ["one", "two", "three"].into_iter().enumerate() {
+    for (number, name) in names.into_iter().enumerate() {
         let is_well = Arc::clone(&is_well);
         let mut tunnel = scene.tunnel(name);
-        tunnel.0.send(statistics(128, "unhealthy", false));
-        tunnel.until_handled();
+        report(&mut tunnel, 128, "unhealthy", false);
         let was_well = AtomicBool::new(false);
         scripted.serve(number, tunnel, move |tunnel, attempt| {
-            if number == 1 && is_well.load(Ordering::SeqCst) {
-                if !was_well.swap(true, Ordering::SeqCst) {
-                    tunnel.0.send(statistics(128, "healthy", false));
-                    tunnel.until_handled();
-                }
-                return answer(tunnel, attempt);
+            if number != 1 || !is_well.load(Ordering::SeqCst) {
+                return refuse(tunnel, attempt);
             }
-            tunnel
-                .0
-                .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
-            true
+            if !was_well.swap(true, Ordering::SeqCst) {
+                report(tunnel, 128, "healthy", false);
+            }
+            answer(tunnel, attempt)
         });
     }
     let mut caller = scene.connect();
     let started = Instant::now();
     let mut attempts = 0;
     for _ in 0..REQUESTS {
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+        assert_eq!(caller.ask(scene.get("/")).code(), "GW_BACKEND_UNREACHABLE");
         attempts += scripted.attempts().len();
     }
     let seconds = started.elapsed().as_secs() as usize + 1;
@@ -381,15 +341,20 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
     is_well.store(true, Ordering::SeqCst);
     // The first request that reaches it is answered, and each later one goes there.
     eventually("the agent is found", || {
-        caller.send(scene.get("/"));
-        (caller.response().status == 200).then_some(())
+        (caller.ask(scene.get("/")).status == 200).then_some(())
     });
     scripted.attempts();
     for _ in 0..20 {
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().status, 200);
+        assert_eq!(caller.ask(scene.get("/")).status, 200);
     }
     assert!(scripted.attempts().iter().all(|attempt| attempt.agent == 1));
+}
+
+/// A new connection, on which a GET was sent.
+fn begin(scene: &Scene, target: &str) -> Caller {
+    let mut caller = scene.connect();
+    caller.send(scene.get(target));
+    caller
 }
 
 #[test]
@@ -398,48 +363,31 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
     let scripted = Scripted::new();
     for (number, name) in ["one", "spare"].into_iter().enumerate() {
         let mut tunnel = scene.tunnel(name);
-        tunnel.0.send(statistics(1, "healthy", number == 1));
-        tunnel.until_handled();
+        report(&mut tunnel, 1, "healthy", number == 1);
         scripted.serve(number, tunnel, move |tunnel, attempt| {
             match attempt.head.split(' ').nth(1) {
-                Some("/refused") if number == 0 => {
-                    tunnel
-                        .0
-                        .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
-                    true
-                }
+                Some("/refused") if number == 0 => refuse(tunnel, attempt),
                 // Never answered.
                 Some("/held") => true,
                 _ => answer(tunnel, attempt),
             }
         });
     }
-    let ask = |target: &str| {
-        let mut caller = scene.connect();
-        caller.send(scene.request(&format!("GET {target}"), "\r\n"));
-        caller
-    };
+    let status = |target| begin(&scene, target).response().status;
     for _ in 0..20 {
-        assert_eq!(ask("/").response().status, 200);
+        assert_eq!(status("/"), 200);
         assert_eq!(scripted.next().agent, 0);
     }
-    assert_eq!(ask("/refused").response().status, 200);
+    assert_eq!(status("/refused"), 200);
     assert_eq!([scripted.next().agent, scripted.next().agent], [0, 1]);
-    let held = ask("/held");
+    let held = begin(&scene, "/held");
     assert_eq!(scripted.next().agent, 0);
-    assert_eq!(
-        ask("/").response().status,
-        200,
-        "the agent has no free slot"
-    );
+    assert_eq!(status("/"), 200, "the agent has no free slot");
     assert_eq!(scripted.next().agent, 1);
-    let also_held = ask("/held");
+    let also_held = begin(&scene, "/held");
     assert_eq!(scripted.next().agent, 1);
-    assert_eq!(
-        ask("/").response().code(),
-        "GW_AGENT_CONCURRENCY_LIMIT",
-        "all are full"
-    );
+    let refused = begin(&scene, "/").response();
+    assert_eq!(refused.code(), "GW_AGENT_CONCURRENCY_LIMIT", "all are full");
     drop((held, also_held));
 }
 
@@ -447,46 +395,38 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
 fn an_older_tunnel_of_an_agent_is_a_reserve() {
     let scene = Scene::service().enrolled(&["one"]).start();
     let scripted = Scripted::new();
-    let held = Arc::new(AtomicBool::new(false));
-    let serve = |number: usize| {
-        let held = Arc::clone(&held);
-        let tunnel = scene.tunnel("one");
-        scripted.serve(number, tunnel, move |tunnel, attempt| {
-            match attempt.head.split(' ').nth(1) {
-                Some("/held") => held.store(true, Ordering::SeqCst),
-                Some("/end") => tunnel.close(),
-                Some("/drain") => {
-                    tunnel.0.send(message(r#"{"type":"drain"}"#));
-                    tunnel.until_handled();
-                    tunnel.0.send(ok(attempt.stream, b"drains"));
-                }
-                _ => return answer(tunnel, attempt),
+    let act = |tunnel: &mut Tunnel, attempt: &Attempt| {
+        match attempt.head.split(' ').nth(1) {
+            // Never answered.
+            Some("/held") => {}
+            Some("/end") => tunnel.close(),
+            Some("/drain") => {
+                tunnel.0.send(message(r#"{"type":"drain"}"#));
+                tunnel.until_handled();
+                tunnel.0.send(ok(attempt.stream, b"drains"));
             }
-            true
-        });
+            _ => return answer(tunnel, attempt),
+        }
+        true
     };
-    let ask = |target: &str| {
-        let mut caller = scene.connect();
-        caller.send(scene.request(&format!("GET {target}"), "\r\n"));
-        caller
-    };
+    let status = |target| begin(&scene, target).response().status;
     for number in 0..3 {
-        serve(number);
-        assert_eq!(ask("/").response().status, 200);
+        scripted.serve(number, scene.tunnel("one"), act);
+        assert_eq!(status("/"), 200);
         assert_eq!(scripted.next().agent, number, "the newest serves");
         assert_eq!(scene.tunnels().len(), 1);
     }
-    assert_eq!(ask("/end").response().code(), "GW_RELAY_ERROR");
+    assert_eq!(begin(&scene, "/end").response().code(), "GW_RELAY_ERROR");
     assert_eq!(scripted.next().agent, 2);
     let watch = Stopwatch::start();
-    assert_eq!(ask("/").response().status, 200);
+    assert_eq!(status("/"), 200);
     assert_eq!(scripted.next().agent, 1, "the one before");
     // A request keeps the tunnel open while its agent stops.
-    let long = ask("/held");
+    let long = begin(&scene, "/held");
     assert_eq!(scripted.next().agent, 1);
-    assert_eq!(ask("/drain").response().status, 200);
+    assert_eq!(status("/drain"), 200);
     assert_eq!(scripted.next().agent, 1);
-    assert_eq!(ask("/").response().status, 200);
+    assert_eq!(status("/"), 200);
     assert_eq!(
         scripted.next().agent,
         0,

@@ -101,6 +101,7 @@ fn body_of(number: usize) -> Vec<u8> {
 /// Callers that have sent a POST each, two agents that hold those for which there was room, and the
 /// memory of the process before.
 fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], usize) {
+    let key = prepared.service_key();
     let mut agents = ["one", "two"].map(|name| {
         let mut tunnel = prepared.upgraded(name, gateway.address);
         tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
@@ -110,16 +111,14 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
             uploads: Vec::new(),
         }
     });
-    let mut callers: Vec<Caller> = (0..UPLOADS)
-        .map(|_| {
-            let mut caller = prepared.connect(gateway.address);
-            use_once(&mut caller, HOST, prepared.service_key());
-            caller
-        })
-        .collect();
+    let used = |_| {
+        let mut caller = prepared.connect(gateway.address);
+        use_once(&mut caller, HOST, key);
+        caller
+    };
+    let mut callers: Vec<Caller> = (0..UPLOADS).map(used).collect();
     let before = gateway.resident();
     for (number, caller) in callers.iter_mut().enumerate() {
-        let key = prepared.service_key();
         let head = format!(
             "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {number}\r\n\
              Content-Length: {BODY}\r\n\r\n"
@@ -129,11 +128,8 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
     }
     eventually("all uploads are whole or refused", || {
         agents.iter_mut().for_each(Holder::receive);
-        let held = agents
-            .iter()
-            .flat_map(|agent| &agent.uploads)
-            .filter(|upload| upload.is_whole)
-            .count();
+        let uploads = agents.iter().flat_map(|agent| &agent.uploads);
+        let held = uploads.filter(|upload| upload.is_whole).count();
         let refused = metric(gateway, "gw_refusals_total", "GW_OVERLOADED");
         (held + refused == UPLOADS).then_some(())
     });
@@ -144,12 +140,8 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
 fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     let _turn = turn();
     let prepared = Prepared::with_agents(&["one", "two"]);
-    let config = prepared.config();
-    let config = config.replace(
-        "workers = 2",
-        &format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB),
-    );
-    let gateway = prepared.serve_with(&config);
+    let limited = format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB);
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", &limited));
     let (mut callers, [mut one, mut two], before) = uploads(&prepared, &gateway);
     let growth = gateway.resident().saturating_sub(before);
     let charged = || metric(&gateway, "gw_relay_memory_bytes", "worker");
@@ -203,27 +195,22 @@ fn refuse_all(
     for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
         assert!(upload.body == body_of(upload.number), "{}", upload.number);
         let before = two.uploads.len();
-        one.tunnel
-            .0
-            .send(refused_unsent(upload.stream, "GW_BACKEND_UNREACHABLE"));
+        let refused = refused_unsent(upload.stream, "GW_BACKEND_UNREACHABLE");
+        one.tunnel.0.send(refused);
         one.receive();
         let caller = &mut callers[upload.number];
         let is_repeated = eventually("the request has failed or was repeated", || {
             two.receive();
-            match two.uploads.get(before) {
-                Some(again) => again.is_whole.then_some(true),
-                None => (metric(gateway, "gw_refusals_total", "GW_BACKEND_UNREACHABLE")
-                    > tried_once)
-                    .then_some(false),
+            if let Some(again) = two.uploads.get(before) {
+                return again.is_whole.then_some(true);
             }
+            let failed = metric(gateway, "gw_refusals_total", "GW_BACKEND_UNREACHABLE");
+            (failed > tried_once).then_some(false)
         });
         if is_repeated {
             let again = &two.uploads[before];
-            assert!(
-                again.number == upload.number && again.body == upload.body,
-                "{}",
-                upload.number
-            );
+            assert_eq!(again.number, upload.number);
+            assert!(again.body == upload.body, "{}", upload.number);
             repeated += 1;
         } else {
             assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
@@ -237,6 +224,12 @@ fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
     let (body, _) = body(tunnel, attempt);
     tunnel.0.send(answered(attempt, body.len(), &body));
     true
+}
+
+/// Reports one slot, and this state of the backend.
+fn report(tunnel: &mut Tunnel, backend: &str) {
+    tunnel.0.send(statistics(1, backend, false));
+    tunnel.until_handled();
 }
 
 /// A POST that has one slot of agent 0 until its body is sent.
@@ -276,8 +269,7 @@ fn slot_waited_for(scene: &Scene, scripted: &Scripted) -> Option<()> {
     eventually("the request waits", || {
         (scene.left_to_owner() == before + 1 || began.elapsed() >= SLOT_WAIT).then_some(())
     });
-    held.send("a");
-    assert_eq!(held.response().body, b"a");
+    assert_eq!(held.ask("a").body, b"a");
     let until_free = began.elapsed();
     let response = in_its_wait(waiting.response(), until_free);
     if let Some(response) = &response {
@@ -292,13 +284,9 @@ fn slot_waited_for(scene: &Scene, scripted: &Scripted) -> Option<()> {
 fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
     let scene = Scene::service().enrolled(&["one", "sick"]).start();
     let scripted = Scripted::new();
-    for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")]
-        .into_iter()
-        .enumerate()
-    {
+    for (number, name, backend) in [(0, "one", "healthy"), (1, "sick", "unhealthy")] {
         let mut tunnel = scene.tunnel(name);
-        tunnel.0.send(statistics(1, backend, false));
-        tunnel.until_handled();
+        report(&mut tunnel, backend);
         scripted.serve(number, tunnel, answer);
     }
     for _ in 0..5 {
@@ -308,12 +296,13 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
     let mut held = holding_a_slot(&scene, &scripted);
     let started = Instant::now();
     let watch = Stopwatch::start();
-    refused.send(scene.get("/"));
-    assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    assert_eq!(
+        refused.ask(scene.get("/")).code(),
+        "GW_AGENT_CONCURRENCY_LIMIT"
+    );
     assert!(started.elapsed() >= SLOT_WAIT, "{:?}", started.elapsed());
     watch.assert_within(Duration::from_secs(4), "the wait for a slot");
-    held.send("a");
-    assert_eq!(held.response().body, b"a");
+    assert_eq!(held.ask("a").body, b"a");
     assert!(
         scripted.attempts().is_empty(),
         "the sick agent got a request"
@@ -326,25 +315,21 @@ fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
     let scripted = Scripted::new();
     let mut tunnels = ["one", "two"].map(|name| scene.tunnel(name));
     for tunnel in &mut tunnels {
-        tunnel.0.send(statistics(1, "healthy", false));
-        tunnel.until_handled();
+        report(tunnel, "healthy");
     }
     let [one, mut two] = tunnels;
     scripted.serve(0, one, answer);
     in_time("a slot becomes free", || {
-        two.0.send(statistics(1, "unhealthy", false));
-        two.until_handled();
+        report(&mut two, "unhealthy");
         let mut caller = used(&scene);
         let mut held = holding_a_slot(&scene, &scripted);
-        two.0.send(statistics(1, "healthy", false));
-        two.until_handled();
+        report(&mut two, "healthy");
         let began = Instant::now();
         caller.send(scene.request("POST /", "Content-Length: 2\r\n\r\nhi"));
         let stream = two.request();
         two.0.send(refused_unsent(stream, "GW_BACKEND_UNREACHABLE"));
         two.until_handled();
-        held.send("a");
-        assert_eq!(held.response().body, b"a");
+        assert_eq!(held.ask("a").body, b"a");
         let until_free = began.elapsed();
         let response = in_its_wait(caller.response(), until_free);
         if let Some(response) = &response {

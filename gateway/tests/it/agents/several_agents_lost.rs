@@ -10,7 +10,7 @@ use gw_shared::tunnel::frame::StreamId;
 use http::Method;
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::scripted::{Scripted, answered, body, statistics};
+use crate::support::agents::scripted::{Attempt, Scripted, answered, body, statistics};
 use crate::support::agents::tunnel_frames::{ok, ping, uploaded};
 use crate::support::eventually;
 use crate::support::limits::{FIRST_TUNNEL_BACK, WAITING_REQUESTS};
@@ -24,24 +24,35 @@ use crate::support::processes::process;
 use crate::support::scene::Scene;
 use crate::support::stopwatch::{Stopwatch, in_time, within};
 
-/// GETs that the first of two agents holds when it becomes silent, with their streams.
+/// Requests that the first of two agents holds when it becomes silent, with their streams.
 fn held_by_one(
     scene: &Scene,
     one: &mut Tunnel,
     two: &mut Tunnel,
+    request: &str,
     count: usize,
 ) -> Vec<(Caller, StreamId)> {
-    two.0.send(statistics(1000, "unhealthy", false));
-    two.until_handled();
+    report(two, "unhealthy");
     let mut callers = Vec::new();
     for _ in 0..count {
         let mut caller = scene.connect();
-        caller.send(scene.get("/"));
+        caller.send(request);
         callers.push((caller, one.request()));
     }
-    two.0.send(statistics(1000, "healthy", false));
-    two.until_handled();
+    report(two, "healthy");
     callers
+}
+
+/// Reports this state of the backend.
+fn report(tunnel: &mut Tunnel, backend: &str) {
+    tunnel.0.send(statistics(1000, backend, false));
+    tunnel.until_handled();
+}
+
+/// Answers all requests of a tunnel with `two`.
+fn answer_two(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    tunnel.0.send(ok(attempt.stream, b"two"));
+    true
 }
 
 #[test]
@@ -49,34 +60,23 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     let scene = Scene::service().enrolled(&["one", "two"]).start();
     let mut one = scene.tunnel("one");
     let mut two = scene.tunnel("two");
-    let mut callers = held_by_one(&scene, &mut one, &mut two, 10);
-    let mut post = scene.connect();
-    two.0.send(statistics(1000, "unhealthy", false));
-    two.until_handled();
-    post.send(scene.request("POST /", "Content-Length: 1\r\n\r\na"));
-    let of_post = one.request();
-    two.0.send(statistics(1000, "healthy", false));
-    two.until_handled();
+    let mut callers = held_by_one(&scene, &mut one, &mut two, &scene.get("/"), 10);
+    let post = scene.request("POST /", "Content-Length: 1\r\n\r\na");
+    let (mut post, of_post) = held_by_one(&scene, &mut one, &mut two, &post, 1).remove(0);
     // From now on `one` neither reads nor answers.
     let silent = Stopwatch::start();
     let scripted = Scripted::new();
-    scripted.serve(1, two, |tunnel, attempt| {
-        tunnel.0.send(ok(attempt.stream, b"two"));
-        true
-    });
+    scripted.serve(1, two, answer_two);
     for (caller, _) in &mut callers {
         assert_eq!(caller.response().body, b"two");
     }
     silent.assert_within(Duration::from_secs(10), "the move of the requests");
     for _ in 0..20 {
-        let mut caller = scene.connect();
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().body, b"two");
+        assert_eq!(scene.connect().ask(scene.get("/")).body, b"two");
     }
     // The agent answers again: what cannot be sent twice has stayed with it.
-    one.0.send(ping());
-    one.0
-        .send([uploaded(of_post, 1), ok(of_post, b"one")].concat());
+    let answer = [ping(), uploaded(of_post, 1), ok(of_post, b"one")];
+    one.0.send(answer.concat());
     assert_eq!(post.response().body, b"one");
     thread::spawn(move || while one.next().is_ok() {});
     scene.wait_until_idle();
@@ -88,24 +88,16 @@ fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
     scene.set_retries(false);
     let mut one = scene.tunnel("one");
     let mut two = scene.tunnel("two");
-    let callers = held_by_one(&scene, &mut one, &mut two, 3);
+    let callers = held_by_one(&scene, &mut one, &mut two, &scene.get("/"), 3);
     let scripted = Scripted::new();
-    scripted.serve(1, two, |tunnel, attempt| {
-        tunnel.0.send(ok(attempt.stream, b"two"));
-        true
-    });
+    scripted.serve(1, two, answer_two);
     // Longer than requests with retries take to leave.
     eventually("the agent is silent", || {
-        scene
-            .tunnels()
-            .iter()
-            .any(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2)
-            .then_some(())
+        let mut tunnels = scene.tunnels().into_iter();
+        tunnels.find(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2)
     });
     assert_eq!(scripted.attempts().len(), 0);
-    let mut new = scene.connect();
-    new.send(scene.get("/"));
-    assert_eq!(new.response().body, b"two");
+    assert_eq!(scene.connect().ask(scene.get("/")).body, b"two");
     for (mut caller, stream) in callers {
         one.0.send(ok(stream, b"one"));
         assert_eq!(caller.response().body, b"one");
@@ -165,12 +157,12 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
         let post = scene.request("POST /", "Content-Length: 1\r\n\r\na");
         in_flight.send(&post);
         first.request();
-        let connected = || {
+        let connected = |_| {
             let mut caller = scene.connect();
             use_once(&mut caller, HOST, &scene.about.service_key);
             caller
         };
-        let mut later: Vec<Caller> = std::iter::repeat_with(connected).take(40).collect();
+        let mut later: Vec<Caller> = (0..40).map(connected).collect();
         let lost = Instant::now();
         first.close();
         assert_eq!(in_flight.response().status, 502);
@@ -218,15 +210,12 @@ async fn more_than_may_wait(scene: &Scene, first: &Tunnel) -> Option<()> {
     }
     let lost = Instant::now();
     first.close();
-    eventually("the tunnel is gone", || {
-        scene.tunnels().is_empty().then_some(())
-    });
+    scene.wait_for_tunnels(0);
     let mut responses = FuturesUnordered::new();
     for connection in &connections {
         for _ in 0..REQUESTS {
-            let (response, _) = connection
-                .begin(connection.request(&Method::GET, "/"), true)
-                .await;
+            let request = connection.request(&Method::GET, "/");
+            let (response, _) = connection.begin(request, true).await;
             responses.push(http2_caller::whole(response));
         }
     }
@@ -265,14 +254,11 @@ fn requests_do_not_wait_for_an_agent_that_was_revoked() {
     let scene = Scene::service().enrolled(&["one"]).start();
     let mut tunnel = scene.tunnel("one");
     let agent = scene.tunnels()[0].agent_id.clone();
-    scene.gateway.api().revoke_agent("demo", &agent);
+    scene.api().revoke_agent("demo", &agent);
     assert!(tunnel.is_cut());
-    eventually("the tunnel is gone", || {
-        scene.tunnels().is_empty().then_some(())
-    });
+    scene.wait_for_tunnels(0);
     within(Duration::from_secs(4), "the refusal", || {
-        let mut caller = scene.connect();
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+        let refused = scene.connect().ask(scene.get("/"));
+        assert_eq!(refused.code(), "AGENT_UNAVAILABLE");
     });
 }

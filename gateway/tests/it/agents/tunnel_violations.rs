@@ -1,9 +1,6 @@
 //! Violations of the tunnel protocol by a modified agent. Each ends its own tunnel at once: waiting
 //! callers get an error, bodies under way are cut, and other accounts are served.
 
-use std::collections::BTreeMap;
-use std::io::Write;
-
 use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, RESPONSE_HEAD, StreamId};
 use gw_shared::tunnel::window::{FIRST, MOST};
@@ -11,11 +8,14 @@ use http::Method;
 use serde_json::Value;
 
 use crate::administration::console::browser::Browser;
-use crate::support::agents::modified_agent::{ACCOUNT, Enrolled, enroll};
+use crate::support::agents::modified_agent::{
+    ACCOUNT, Enrolled, Tunnel, enroll, scene_with_tunnel,
+};
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, frame, head_text, hello, interim, last_data, message, of_tunnel, ok,
     refused, reset, response, trailers,
 };
+use crate::support::eventually;
 use crate::support::scene::Scene;
 
 /// Streams of one tunnel: one without a response, one with the beginning of a response, and one
@@ -192,12 +192,10 @@ fn a_violation_ends_its_own_tunnel_only() {
         }
         let mut ended = scene.tunnels_ended();
         let as_messages = ended.remove("too_many_messages").unwrap_or(0);
+        let as_violations = violations.len() as u64 - as_messages;
         assert_eq!(
             ended,
-            BTreeMap::from([(
-                "protocol_violation".to_owned(),
-                violations.len() as u64 - as_messages
-            )])
+            [("protocol_violation".to_owned(), as_violations)].into()
         );
     }
 }
@@ -208,17 +206,16 @@ fn end_a_tunnel(scene: &Scene, enrolled: &Enrolled, what: &str, violation: &Viol
     tunnel.0.send(ok(over, b"ok"));
     assert_eq!(served.response().body, b"ok", "{what}");
     let (mut waiting, open) = enrolled.send_get(scene, &mut tunnel);
-    let (mut reading, response_begun) = enrolled.send_get(scene, &mut tunnel);
-    tunnel
-        .0
-        .send([begun(response_begun), data(response_begun, b"begun")].concat());
+    let (mut reading, answered) = enrolled.send_get(scene, &mut tunnel);
+    let beginning = [begun(answered), data(answered, b"begun")].concat();
+    tunnel.0.send(beginning);
     let head = reading.response_head(&Method::GET).unwrap();
     assert_eq!(head.status, 200, "{what}");
 
     // Fails if the gateway has ended the tunnel meanwhile.
     drop(tunnel.try_send(&violation(Streams {
         open,
-        begun: response_begun,
+        begun: answered,
         over,
     })));
     assert!(tunnel.is_cut(), "{what}");
@@ -229,9 +226,7 @@ fn end_a_tunnel(scene: &Scene, enrolled: &Enrolled, what: &str, violation: &Viol
         "{what}"
     );
     assert!(reading.body(head.framing).is_err(), "{what}");
-    let mut bystander = scene.connect();
-    bystander.send(scene.get("/"));
-    assert_eq!(bystander.response().status, 200, "{what}");
+    assert_eq!(scene.connect().ask(scene.get("/")).status, 200, "{what}");
 }
 
 #[test]
@@ -243,26 +238,20 @@ fn the_first_frame_need_not_be_hello_but_no_tunnel_is_ready_before_it() {
     assert!(enrolled.report(&scene).is_none());
     tunnel.0.send(hello(0));
     assert!(tunnel.is_cut());
-    let mut caller = enrolled.caller(&scene);
-    caller.send(enrolled.get());
-    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+    let refused = enrolled.caller(&scene).ask(enrolled.get());
+    assert_eq!(refused.code(), "AGENT_UNAVAILABLE");
 }
 
 #[test]
 fn exactly_the_credit_may_be_sent() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(begun(stream));
     let head = caller.response_head(&Method::GET).unwrap();
     // The caller has not read, but its socket buffers take some of it: only then is more granted.
     let body = vec![b'x'; FIRST as usize];
-    let frames: Vec<u8> = body
-        .chunks(DATA_MAX)
-        .flat_map(|piece| data(stream, piece))
-        .collect();
-    tunnel.0.send(frames);
+    body.chunks(DATA_MAX)
+        .for_each(|piece| tunnel.0.send(data(stream, piece)));
     tunnel.0.send(last_data(stream, b""));
     assert_eq!(caller.body(head.framing).unwrap().0, body);
 }
@@ -272,34 +261,23 @@ fn frames_in_single_bytes_are_handled() {
     let scene = Scene::service().agent().start();
     let enrolled = enroll(&scene);
     let mut tunnel = enrolled.upgraded(&scene);
-    let in_bytes = |tunnel: &mut crate::support::agents::modified_agent::Tunnel,
-                    frames: Vec<u8>| {
-        for byte in frames {
-            // Each in its own TLS record.
-            tunnel.0.stream.write_all(&[byte]).unwrap();
-            tunnel.0.stream.flush().unwrap();
-        }
+    // Each byte is in a TLS record of its own.
+    let in_bytes = |tunnel: &mut Tunnel, frames: Vec<u8>| {
+        frames.into_iter().for_each(|byte| tunnel.0.send([byte]));
     };
     in_bytes(&mut tunnel, hello(1));
-    crate::support::eventually("the tunnel is registered", || enrolled.report(&scene));
+    eventually("the tunnel is registered", || enrolled.report(&scene));
     let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
-    let trailers = trailers(stream, &[("grpc-status", "0")]);
-    let hint = interim(stream, "103", &[("link", "</a>")]);
-    in_bytes(
-        &mut tunnel,
-        [
-            hint,
-            begun(stream),
-            data(stream, b"one"),
-            data(stream, b"two"),
-            trailers,
-        ]
-        .concat(),
-    );
-    assert_eq!(
-        caller.response_head(&Method::GET).unwrap().headers["link"],
-        "</a>"
-    );
+    let frames = [
+        interim(stream, "103", &[("link", "</a>")]),
+        begun(stream),
+        data(stream, b"one"),
+        data(stream, b"two"),
+        trailers(stream, &[("grpc-status", "0")]),
+    ];
+    in_bytes(&mut tunnel, frames.concat());
+    let hint = caller.response_head(&Method::GET).unwrap();
+    assert_eq!(hint.headers["link"], "</a>");
     let response = caller.response();
     assert_eq!(
         (response.body, &response.trailers["grpc-status"]),
@@ -309,9 +287,7 @@ fn frames_in_single_bytes_are_handled() {
 
 #[test]
 fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     let (mut waiting, other) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(begun(stream));
@@ -326,7 +302,7 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
     assert!(caller.body(head.framing).is_err());
     assert_eq!(
         scene.tunnels_ended(),
-        BTreeMap::from([("connection_lost".to_owned(), 1)])
+        [("connection_lost".to_owned(), 1)].into()
     );
     let ended = last_end(&scene, &enrolled);
     assert_eq!(ended["service"], "mallory--evil");
@@ -346,16 +322,18 @@ fn last_end(scene: &Scene, enrolled: &Enrolled) -> Value {
 fn agent_and_administrator_are_told_why_a_tunnel_ends() {
     let scene = Scene::service().agent().start();
     let enrolled = enroll(&scene);
-    let api = scene.api();
-    let mut violating = enrolled.tunnel(&scene);
-    violating.0.send(hello(100));
-    assert_eq!(violating.reason_for_the_end(), "protocol_violation");
-    assert_eq!(last_end(&scene, &enrolled)["reason"], "protocol_violation");
-    let mut invalid = enrolled.tunnel(&scene);
-    invalid.0.send(message("no JSON"));
-    assert_eq!(invalid.reason_for_the_end(), "invalid_message");
+    let invalid = message("no JSON");
+    for (reason, frame) in [
+        ("protocol_violation", hello(100)),
+        ("invalid_message", invalid),
+    ] {
+        let mut tunnel = enrolled.tunnel(&scene);
+        tunnel.0.send(frame);
+        assert_eq!(tunnel.reason_for_the_end(), reason);
+        assert_eq!(last_end(&scene, &enrolled)["reason"], reason);
+    }
     let mut revoked = enrolled.tunnel(&scene);
-    api.revoke_agent(ACCOUNT, &enrolled.agent);
+    scene.api().revoke_agent(ACCOUNT, &enrolled.agent);
     assert_eq!(revoked.reason_for_the_end(), "agent_revoked");
     let ended = last_end(&scene, &enrolled);
     assert_eq!(ended["reason"], "agent_revoked");
@@ -365,17 +343,27 @@ fn agent_and_administrator_are_told_why_a_tunnel_ends() {
         scene.tunnels_ended(),
         reasons.map(|reason| (reason.to_owned(), 1)).into()
     );
-    let are_ends_shown = || {
-        let page = Browser::signed_in(&scene).get("/accounts/mallory/services/evil");
-        page.text.contains("Agents whose tunnel has ended")
-    };
-    crate::support::eventually("the end is shown", || are_ends_shown().then_some(()));
-    // A deleted agent leaves nothing behind, also if its tunnel ends by that.
+}
+
+/// Whether the console shows ends of tunnels of agents of the service.
+fn are_ends_shown(scene: &Scene) -> bool {
+    let page = Browser::signed_in(scene).get("/accounts/mallory/services/evil");
+    page.text.contains("Agents whose tunnel has ended")
+}
+
+#[test]
+fn the_console_shows_why_a_tunnel_ended_until_the_agent_is_deleted() {
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
+    let api = scene.api();
+    api.revoke_agent(ACCOUNT, &enrolled.agent);
+    assert_eq!(tunnel.reason_for_the_end(), "agent_revoked");
+    eventually("the end is shown", || are_ends_shown(&scene).then_some(()));
+    // The deletion of this agent ends its tunnel.
     let deleted = enroll(&scene);
     let mut tunnel = deleted.tunnel(&scene);
     for agent in [&enrolled, &deleted] {
         api.delete_agent(ACCOUNT, &agent.agent);
     }
     assert_eq!(tunnel.reason_for_the_end(), "agent_revoked");
-    assert!(!are_ends_shown());
+    assert!(!are_ends_shown(&scene));
 }

@@ -1,6 +1,5 @@
 //! Tunnels: revocation, replacement, several agents of one service, and fairness.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -9,6 +8,7 @@ use gw_shared::tunnel::frame::Kind;
 use crate::support::agents::in_process::Agent;
 use crate::support::agents::modified_agent;
 use crate::support::peers::backend;
+use crate::support::peers::caller::Caller;
 use crate::support::scene::Scene;
 
 use crate::support::eventually;
@@ -32,10 +32,9 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
     assert_eq!(
         scene.tunnels_ended(),
-        BTreeMap::from([("agent_revoked".to_owned(), 1)])
+        [("agent_revoked".to_owned(), 1)].into()
     );
-    caller.send(scene.get("/"));
-    let response = caller.response();
+    let response = caller.ask(scene.get("/"));
     assert_eq!(
         (response.status.as_u16(), response.code().as_str()),
         (504, "AGENT_UNAVAILABLE")
@@ -61,30 +60,19 @@ fn a_revoked_agent_reconnects_once_a_restored_backup_allows_it() {
     let config = prepared.path("restored.toml");
     fs::write(&config, config_text(&prepared.path("data"), address.port())).unwrap();
     let mut restore = gw_gateway();
-    restore
-        .arg("restore")
-        .arg("--config")
-        .arg(&config)
-        .arg(backup);
-    assert!(restore.status().unwrap().success());
+    restore.args(["restore", "--config"]).arg(&config);
+    assert!(restore.arg(backup).status().unwrap().success());
     let _restored = serve(&mut serve_command(&config));
     prepared.wait_for_tunnel(address);
 }
 
 #[test]
 fn two_agents_share_a_service_and_each_can_drain() {
-    let scene = Scene::service()
-        .agent_to(backend::answering(
-            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
-        ))
-        .start();
-    let state = tempfile::tempdir().unwrap();
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    let first = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1");
     let other = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2");
-    scene.enroll("demo", &["echo"], state.path());
-    let second = Agent::start(state.path().to_owned(), &other);
-    eventually("both tunnels are open", || {
-        (scene.tunnels().len() == 2).then_some(())
-    });
+    let _first = scene.run("one", 128, &first);
+    let second = scene.run("two", 128, &other);
     let mut caller = scene.connect();
     let mut ask = |target: &str| {
         caller.send(scene.get(target));
@@ -102,12 +90,10 @@ fn two_agents_share_a_service_and_each_can_drain() {
             assert!([b'1', b'2'].contains(&ask("/")));
         }
     });
-    eventually("one tunnel is left", || {
-        (scene.tunnels().len() == 1).then_some(())
-    });
+    scene.wait_for_tunnels(1);
     assert_eq!(
         scene.tunnels_ended(),
-        BTreeMap::from([("agent_drained".to_owned(), 1)])
+        [("agent_drained".to_owned(), 1)].into()
     );
 }
 
@@ -128,21 +114,19 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
     );
     let mut caller = scene.connect();
     eventually("the newer tunnel serves", || {
-        caller.send(scene.get("/"));
-        (caller.response().body == b"new").then_some(())
+        (caller.ask(scene.get("/")).body == b"new").then_some(())
     });
     let now = scene.tunnels();
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
     // The older tunnel has stayed open, and serves as soon as the newer one ends.
     newer.drain();
-    caller.send(scene.get("/"));
-    let response = caller.response();
+    let response = caller.ask(scene.get("/"));
     assert!(response.status == 200 && response.body != b"new");
     assert_eq!(scene.tunnels()[0].generation, before);
     assert_eq!(
         scene.tunnels_ended(),
-        BTreeMap::from([("agent_drained".to_owned(), 1)])
+        [("agent_drained".to_owned(), 1)].into()
     );
 }
 
@@ -162,21 +146,24 @@ fn the_round_trip_of_a_tunnel_is_that_of_a_ping() {
     assert!(u128::from(measured) >= LATE.as_micros(), "{measured}");
 }
 
+/// A caller that has read some bytes of a long response.
+fn downloading(scene: &Scene, bytes: usize) -> Caller {
+    let mut caller = scene.connect();
+    caller.send(scene.get("/bytes/1000000000"));
+    caller.bytes(bytes).unwrap();
+    caller
+}
+
 #[test]
 fn stalled_downloads_do_not_delay_other_requests() {
     let scene = Scene::service().agent().start();
-    let stalled: Vec<_> = (0..8)
-        .map(|_| {
-            let mut caller = scene.connect();
-            caller.send(scene.get("/bytes/1000000000"));
-            caller.bytes(64 * 1024).unwrap();
-            caller
-        })
-        .collect();
+    let stalled: Vec<_> = (0..8).map(|_| downloading(&scene, 64 * 1024)).collect();
     let mut caller = scene.connect();
     for number in 0..200 {
-        caller.send(scene.get(&format!("/{number}")));
-        assert_eq!(caller.response().json()["target"], format!("/{number}"));
+        assert_eq!(
+            caller.ask(scene.get(&format!("/{number}"))).json()["target"],
+            format!("/{number}")
+        );
     }
     drop(stalled);
     scene.wait_until_slots_are_free();
@@ -186,17 +173,11 @@ fn stalled_downloads_do_not_delay_other_requests() {
 fn cancelled_downloads_release_their_slots() {
     let scene = Scene::service().agent().start();
     for _ in 0..200 {
-        let mut caller = scene.connect();
-        caller.send(scene.get("/bytes/1000000000"));
-        caller.bytes(1000).unwrap();
+        downloading(&scene, 1000);
     }
     thread::scope(|scope| {
         for _ in 0..100 {
-            scope.spawn(|| {
-                let mut caller = scene.connect();
-                caller.send(scene.get("/bytes/1000000000"));
-                caller.bytes(1000).unwrap();
-            });
+            scope.spawn(|| downloading(&scene, 1000));
         }
     });
     scene.wait_until_slots_are_free();

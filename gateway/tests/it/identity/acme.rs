@@ -51,32 +51,48 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new() -> Self {
-        Self::with(0, |options| options, "")
+    /// `None` without the programs.
+    fn new() -> Option<Self> {
+        Self::with(0, |_| {}, "")
+    }
+
+    /// A gateway that proves its apex in handshakes. It listens on `port`, and the authority
+    /// connects to `tls_port`.
+    fn with_handshakes(port: u16, tls_port: u16) -> Option<Self> {
+        let challenge = "challenge = \"tls-alpn\"\n";
+        Self::with(port, |options| options.tls_port = tls_port, challenge)
     }
 
     /// A gateway that listens on `port`. `challenge` replaces the DNS updates.
-    fn with(port: u16, options: impl FnOnce(Options) -> Options, challenge: &str) -> Self {
+    fn with(port: u16, adjust: impl FnOnce(&mut Options), challenge: &str) -> Option<Self> {
+        if !usable(&PROGRAMS) {
+            return None;
+        }
         let named = Named::start("eu1 A 127.0.0.1");
-        let pebble = Pebble::start(options(Options::new(named.address)));
+        let mut options = Options::new(named.address);
+        adjust(&mut options);
+        let pebble = Pebble::start(options);
         let directory = pebble.directory();
-        Self::at(named, pebble, &directory, port, challenge)
+        Some(Self::at(named, pebble, &directory, port, challenge))
     }
 
     /// A gateway whose requests to the authority go through a front.
-    fn with_front() -> (Self, Front) {
+    fn with_front() -> Option<(Self, Front)> {
         Self::with_front_at(0)
     }
 
     /// As [`Self::with_front`]. The gateway listens on `port`, and the authority connects there.
-    fn with_front_at(port: u16) -> (Self, Front) {
+    fn with_front_at(port: u16) -> Option<(Self, Front)> {
+        if !usable(&PROGRAMS) {
+            return None;
+        }
         let named = Named::start("eu1 A 127.0.0.1\n*.eu1 A 127.0.0.1");
         let mut options = Options::new(named.address);
         options.tls_port = port;
         let pebble = Pebble::start(options);
         let front = Front::start(&pebble);
         let prepared = Self::at(named, pebble, &front.directory(), port, "");
-        (prepared, front)
+        Some((prepared, front))
     }
 
     /// A gateway that uses the authority with this directory.
@@ -107,6 +123,7 @@ impl Prepared {
             prepared.pebble.ca_file(),
         );
         fs::write(prepared.path("gateway.toml"), text).unwrap();
+        prepared.root();
         prepared
     }
 
@@ -127,15 +144,15 @@ impl Prepared {
 
     /// Whether a request over HTTPS that trusts this root is answered.
     fn answers(&self, address: SocketAddr, name: &str) -> bool {
-        let output = Command::new("curl")
+        let port = address.port();
+        let status = Command::new("curl")
             .args(["--silent", "--output", "/dev/null", "--max-time", "5"])
             .arg("--cacert")
             .arg(self.path("root.pem"))
-            .args(["--resolve", &format!("{name}:{}:127.0.0.1", address.port())])
-            .arg(format!("https://{name}:{}{PATH}", address.port()))
-            .status()
-            .unwrap();
-        output.success()
+            .args(["--resolve", &format!("{name}:{port}:127.0.0.1")])
+            .arg(format!("https://{name}:{port}{PATH}"))
+            .status();
+        status.unwrap().success()
     }
 
     /// `gw-gateway certificate`, whose output is JSON.
@@ -161,6 +178,14 @@ impl Prepared {
         let list = self.command(served, "list");
         let items = list.get("items").unwrap_or(&list);
         items.as_array().unwrap()[0].clone()
+    }
+
+    /// Waits until the certificate of the region is valid: no order is open.
+    #[track_caller]
+    fn await_valid(&self, served: &Served) {
+        eventually("the certificate is valid", || {
+            (self.certificate(served)["status"] == "valid").then_some(())
+        });
     }
 
     /// Waits for a certificate that is in use and is not `before`.
@@ -237,16 +262,13 @@ impl Connection {
 
 #[test]
 fn the_first_certificate_comes_within_seconds_and_is_renewed_without_a_dropped_connection() {
-    if !usable(&PROGRAMS) {
+    let Some(prepared) = Prepared::new() else {
         return;
-    }
-    let prepared = Prepared::new();
-    prepared.root();
+    };
     let began = Instant::now();
     let served = prepared.serve();
-    served
-        .log
-        .line_with("no certificate of the ACME authority yet");
+    let warning = "no certificate of the ACME authority yet";
+    served.log.line_with(warning);
     eventually("an answer with a certificate of the authority", || {
         prepared.answers(served.address, APEX).then_some(())
     });
@@ -263,7 +285,7 @@ fn the_first_certificate_comes_within_seconds_and_is_renewed_without_a_dropped_c
     let before = connection.certificate();
     prepared.command(&served, "renew");
     let after = eventually("another certificate", || {
-        // The open connection and new ones are answered all the time.
+        // The open connection and new ones are answered during the renewal.
         assert_eq!(connection.request(), 200);
         assert!(prepared.answers(served.address, TENANT));
         let now = Connection::open(&prepared, served.address)
@@ -273,7 +295,7 @@ fn the_first_certificate_comes_within_seconds_and_is_renewed_without_a_dropped_c
     });
     assert_eq!(connection.request(), 200);
 
-    // A restart serves it from the beginning.
+    // The gateway serves the stored certificate at once after a restart.
     drop(served);
     let served = prepared.serve();
     let connection = Connection::open(&prepared, served.address).unwrap();
@@ -282,11 +304,9 @@ fn the_first_certificate_comes_within_seconds_and_is_renewed_without_a_dropped_c
 
 #[test]
 fn the_service_goes_on_while_the_authority_is_away_and_renews_at_its_return() {
-    if !usable(&PROGRAMS) {
+    let Some(mut prepared) = Prepared::new() else {
         return;
-    }
-    let mut prepared = Prepared::new();
-    prepared.root();
+    };
     let served = prepared.serve();
     let before = prepared.await_certificate(&served, &[]);
     let old_root = fs::read(prepared.path("root.pem")).unwrap();
@@ -302,7 +322,7 @@ fn the_service_goes_on_while_the_authority_is_away_and_renews_at_its_return() {
     assert!(prepared.answers(served.address, APEX));
     assert_eq!(fs::read(prepared.path("root.pem")).unwrap(), old_root);
 
-    // It has forgotten account and order, and has another root.
+    // The authority has lost the account and the order, and has another root.
     prepared.pebble.start_again();
     let began = Instant::now();
     prepared.root();
@@ -314,19 +334,17 @@ fn the_service_goes_on_while_the_authority_is_away_and_renews_at_its_return() {
 /// Steps of an order that are stored: the key of the account, its registration, the order, its
 /// proofs, their publication, their visibility, the key of the certificate, the chain, the end.
 const STEPS: usize = 9;
-/// Kills of a whole run.
+/// Kills at least, if `GW_TEST_KILLS` is set.
 const KILLS_MIN: usize = 20;
 
 #[test]
 fn a_kill_at_any_step_loses_no_order_and_no_account() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
-    // A step takes seconds, so far fewer than of the kills without a wait.
+    // A step takes seconds, so there are fewer of these kills than of those without a wait.
     let some = |kills: String| KILLS_MIN.max(kills.parse::<usize>().unwrap() / 25);
     let kills = std::env::var("GW_TEST_KILLS").map_or(STEPS, some);
-    let prepared = Prepared::new();
-    prepared.root();
+    let Some(prepared) = Prepared::new() else {
+        return;
+    };
     let mut issued = 0;
     let mut certificate = Vec::new();
     for kill in 0..kills {
@@ -334,7 +352,7 @@ fn a_kill_at_any_step_loses_no_order_and_no_account() {
         if issued > 0 {
             prepared.command(&served, "renew");
         }
-        // The process dies while it makes the step after this one.
+        // The kill comes during the step after this one.
         for _ in 0..=kill % STEPS {
             let action = served.log.find(|line| {
                 let action = line["fields"]["action"]
@@ -352,9 +370,7 @@ fn a_kill_at_any_step_loses_no_order_and_no_account() {
         let served = prepared.serve();
         certificate = prepared.await_certificate(&served, &certificate);
         issued += 1;
-        eventually("the order is complete", || {
-            (prepared.certificate(&served)["status"] == "valid").then_some(())
-        });
+        prepared.await_valid(&served);
         assert_eq!(prepared.certificate(&served)["failures"], 0);
     }
     let orders = prepared.pebble.count("orders in the db");
@@ -368,28 +384,14 @@ fn a_kill_at_any_step_loses_no_order_and_no_account() {
 
 #[test]
 fn init_with_a_contact_serves_a_certificate_within_seconds() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let address = free_address();
-    let port = address.port();
-    let with_port = |mut options: Options| {
-        options.tls_port = port;
-        options
+    let Some(prepared) = Prepared::with_handshakes(address.port(), address.port()) else {
+        return;
     };
-    let prepared = Prepared::with(port, with_port, "challenge = \"tls-alpn\"\n");
-    prepared.root();
     let began = Instant::now();
     let child = gw_gateway()
-        .args([
-            "init",
-            "--serve",
-            "--domain",
-            "example.test",
-            "--account",
-            "acme",
-        ])
-        .arg("--config")
+        .args(["init", "--serve", "--domain", "example.test"])
+        .args(["--account", "acme", "--config"])
         .arg(prepared.path("init.toml"))
         .arg("--data-dir")
         .arg(prepared.path("init-data"))
@@ -411,16 +413,10 @@ fn init_with_a_contact_serves_a_certificate_within_seconds() {
 
 #[test]
 fn the_apex_is_proved_in_handshakes_of_the_listener() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let port = free_address().port();
-    let with_port = |mut options: Options| {
-        options.tls_port = port;
-        options
+    let Some(prepared) = Prepared::with_handshakes(port, port) else {
+        return;
     };
-    let prepared = Prepared::with(port, with_port, "challenge = \"tls-alpn\"\n");
-    prepared.root();
     let served = prepared.serve();
     prepared.await_certificate(&served, &[]);
     assert!(prepared.answers(served.address, APEX));
@@ -452,7 +448,7 @@ fn the_nodes_of_a_region_order_once_and_all_use_the_certificate() {
     fs::write(&root, pebble.issuing_root()).unwrap();
     let certificates: BTreeSet<Vec<u8>> = (0..3)
         .map(|node| {
-            let address = region.nodes[node].as_ref().unwrap().address;
+            let address = region.node(node).address;
             eventually("the certificate of the authority on each node", || {
                 Some(Connection::open_to(&root, "eu1.gw.localhost", address)?.certificate())
             })

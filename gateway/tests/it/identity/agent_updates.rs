@@ -38,7 +38,12 @@ struct Release<'a> {
     key: Ed25519KeyPair,
 }
 
-impl Release<'_> {
+impl<'a> Release<'a> {
+    fn new(prepared: &'a Prepared) -> Self {
+        let key = Ed25519KeyPair::generate().unwrap();
+        Self { prepared, key }
+    }
+
     /// Offers `content` as the program of the next patch version.
     fn offer(&self, content: &[u8]) -> SignedProgram {
         self.offer_as(later(1), content)
@@ -63,11 +68,8 @@ impl Release<'_> {
         let signed = self.offer(content);
         let folder = self.prepared.path("agent/programs");
         fs::create_dir_all(&folder).unwrap();
-        let file = folder.join(format!(
-            "gw-agent-{}-{}",
-            signed.version,
-            &signed.sha256[..16]
-        ));
+        let digest = &signed.sha256[..16];
+        let file = folder.join(format!("gw-agent-{}-{digest}", signed.version));
         fs::write(&file, content).unwrap();
         let record = json!({"current": signed, "is_proven": true});
         fs::write(self.prepared.path("agent/update.json"), record.to_string()).unwrap();
@@ -107,8 +109,33 @@ fn program() -> Vec<u8> {
     fs::read(gw_agent().get_program()).unwrap()
 }
 
-fn executable(worker: u32) -> PathBuf {
-    fs::read_link(format!("/proc/{worker}/exe")).unwrap()
+/// Asserts that the only worker runs the program that is installed.
+#[track_caller]
+fn assert_runs_installed(agent: &Running) {
+    let worker = only_worker(agent.id());
+    let program = fs::read_link(format!("/proc/{worker}/exe")).unwrap();
+    assert_eq!(program, PathBuf::from(gw_agent().get_program()));
+}
+
+/// Files of the programs that the agent has stored.
+fn stored_programs(prepared: &Prepared) -> Vec<PathBuf> {
+    let files = fs::read_dir(prepared.path("agent/programs")).unwrap();
+    files.map(|file| file.unwrap().path()).collect()
+}
+
+/// The record of the agent's updates.
+fn update_record(prepared: &Prepared) -> Value {
+    let record = fs::read(prepared.path("agent/update.json")).unwrap();
+    serde_json::from_slice(&record).unwrap()
+}
+
+/// Waits until the agent reports an update that failed for this reason.
+fn await_failure(it: &Agent<'_>, reason: &str) {
+    eventually(reason, || {
+        let update = &it.view()["update"];
+        let error = update["error"].as_str()?;
+        (update["state"] == "failed" && error.contains(reason)).then_some(())
+    });
 }
 
 /// Waits until a stored program is the only one that runs; the worker.
@@ -124,16 +151,10 @@ fn wait_for_stored(agent: &Running, program: &SignedProgram) -> u32 {
 fn an_agent_updates_itself_without_a_failed_request() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
+    let release = Release::new(&prepared);
     let signed = release.offer(&program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let mut agent = it.start(&it.configure(&configuration(&backend.url)));
     // A reload turns updates on.
     let config = it.configure(&release.configuration(&backend.url));
@@ -141,37 +162,24 @@ fn an_agent_updates_itself_without_a_failed_request() {
         agent.signal("HUP");
         wait_for_stored(&agent, &signed)
     });
-    let file = fs::read_dir(prepared.path("agent/programs"))
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
-    assert_eq!(
-        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
-        0o700
-    );
-    assert!(
-        file.to_str().unwrap().contains(&signed.version.to_string()),
-        "{file:?}"
-    );
-    let name = fs::read_to_string(format!("/proc/{updated}/comm")).unwrap();
-    let arguments = fs::read_to_string(format!("/proc/{updated}/cmdline")).unwrap();
-    assert!(
-        name == "gw-agent\n" && arguments.starts_with("gw-agent\0run\0"),
-        "{name} {arguments}"
-    );
+    let [file] = <[_; 1]>::try_from(stored_programs(&prepared)).unwrap();
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let version = signed.version.to_string();
+    assert!(file.to_str().unwrap().contains(&version), "{file:?}");
+    let of_process = |part: &str| fs::read_to_string(format!("/proc/{updated}/{part}")).unwrap();
+    assert_eq!(of_process("comm"), "gw-agent\n");
+    let arguments = of_process("cmdline");
+    assert!(arguments.starts_with("gw-agent\0run\0"), "{arguments}");
     eventually("the agent reports that it takes updates", || {
         (it.view()["update"]["state"] == "ready").then_some(())
     });
 
-    // The next start uses the program, unless it was changed.
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    // The next start uses the program.
+    agent.stop();
     let mut agent = it.start(&config);
     wait_for_stored(&agent, &signed);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
     let mut changed = fs::read(&file).unwrap();
     *changed.last_mut().unwrap() ^= 1;
     fs::remove_file(&file).unwrap();
@@ -186,36 +194,16 @@ fn an_agent_updates_itself_without_a_failed_request() {
 fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
-    // Exits with code 1.
+    let release = Release::new(&prepared);
+    // `false` exits with code 1.
     release.offer(&fs::read("/bin/false").unwrap());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let agent = it.start(&it.configure(&release.configuration(&backend.url)));
     let worker = only_worker(agent.id());
-    let update = it.while_calling(|| {
-        eventually("the agent reports the failure", || {
-            Some(it.view()["update"].clone()).filter(|update| update["state"] == "failed")
-        })
-    });
-    assert!(
-        update["error"].as_str().unwrap().contains("exit code 1"),
-        "{update}"
-    );
+    it.while_calling(|| await_failure(&it, "exit code 1"));
     assert_eq!(only_worker(agent.id()), worker, "the same worker goes on");
-    assert_eq!(
-        fs::read_dir(prepared.path("agent/programs"))
-            .unwrap()
-            .count(),
-        0,
-        "the program is removed"
-    );
+    assert!(stored_programs(&prepared).is_empty());
     it.while_calling(|| {});
 }
 
@@ -223,47 +211,22 @@ fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
 fn programs_by_another_key_are_refused() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
-    let other = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
+    let [release, other] = [(); 2].map(|()| Release::new(&prepared));
     other.offer(&program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let agent = it.start(&it.configure(&release.configuration(&backend.url)));
-    let update = eventually("the agent reports the failure", || {
-        Some(it.view()["update"].clone()).filter(|update| update["state"] == "failed")
-    });
-    assert!(
-        update["error"].as_str().unwrap().contains("signature"),
-        "{update}"
-    );
-    assert_eq!(
-        executable(only_worker(agent.id())),
-        PathBuf::from(gw_agent().get_program())
-    );
-    assert!(
-        !prepared.path("agent/programs").exists(),
-        "nothing was stored"
-    );
+    await_failure(&it, "signature");
+    assert_runs_installed(&agent);
+    assert!(!prepared.path("agent/programs").exists());
 }
 
 /// The number of agents, and how many of them accept each of two keys.
 fn progress(prepared: &Prepared, gateway: &Served, keys: [&Release<'_>; 2]) -> (u64, u64, u64) {
-    let counted: Value =
-        serde_json::from_slice(&administer(prepared, gateway, &["agent", "progress"])).unwrap();
-    let [first, second] = keys.map(|release| {
-        counted["release_keys"][release.public()]
-            .as_u64()
-            .unwrap_or(0)
-    });
+    let counted = administer(prepared, gateway, &["agent", "progress"]);
+    let counted: Value = serde_json::from_slice(&counted).unwrap();
+    let accept = |release: &Release<'_>| counted["release_keys"][release.public()].as_u64();
+    let [first, second] = keys.map(|release| accept(release).unwrap_or(0));
     (counted["agents"].as_u64().unwrap(), first, second)
 }
 
@@ -271,10 +234,7 @@ fn progress(prepared: &Prepared, gateway: &Served, keys: [&Release<'_>; 2]) -> (
 fn a_release_key_is_replaced_by_another_one() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let [old, new] = [(); 2].map(|()| Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    });
+    let [old, new] = [(); 2].map(|()| Release::new(&prepared));
     let gateway_with_offer = |offered: &Release<'_>, version: u16| {
         let signed = offered.offer_as(later(version), &program());
         (signed, prepared.serve_with(&prepared.config()))
@@ -287,10 +247,7 @@ fn a_release_key_is_replaced_by_another_one() {
 
     // Agents accept the old key only, then both, while the old one signs.
     let (first, gateway) = gateway_with_offer(&old, 1);
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let mut agent = it.start(&it.configure(&accepting(&backend.url, &[&old])));
     wait_for_stored(&agent, &first);
     wait_for_progress("the agent reports its key", &gateway, (1, 1, 0));
@@ -300,16 +257,12 @@ fn a_release_key_is_replaced_by_another_one() {
         wait_for_progress("the agent accepts both keys", &gateway, (1, 1, 1));
     });
     wait_for_stored(&agent, &first);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
     drop(gateway);
 
     // The new key signs, and the old one is withdrawn.
     let (second, gateway) = gateway_with_offer(&new, 2);
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let config = it.configure(&accepting(&backend.url, &[&old, &new]));
     let mut agent = it.start(&config);
     wait_for_stored(&agent, &second);
@@ -319,45 +272,27 @@ fn a_release_key_is_replaced_by_another_one() {
         wait_for_progress("the agent accepts the new key only", &gateway, (1, 0, 1));
     });
     wait_for_stored(&agent, &second);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
     drop(gateway);
 
     // The old key signs nothing any more, and the program by the new one is kept.
     let (_, gateway) = gateway_with_offer(&old, 3);
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let agent = it.start(&config);
-    the_offer_is_refused(&it, &agent, &second);
-    let listed =
-        String::from_utf8(administer(&prepared, &gateway, &["agent", "list", "demo"])).unwrap();
-    assert!(
-        listed.contains(&new.public()) && !listed.contains(&old.public()),
-        "{listed}"
-    );
-}
-
-fn the_offer_is_refused(it: &Agent<'_>, agent: &Running, stored: &SignedProgram) {
-    eventually("the agent reports the refusal", || {
-        it.view()["update"]["error"]
-            .as_str()?
-            .contains("signature")
-            .then_some(())
-    });
-    wait_for_stored(agent, stored);
+    await_failure(&it, "signature");
+    wait_for_stored(&agent, &second);
+    let listed = administer(&prepared, &gateway, &["agent", "list", "demo"]);
+    let listed = String::from_utf8(listed).unwrap();
+    assert!(listed.contains(&new.public()), "{listed}");
+    assert!(!listed.contains(&old.public()), "{listed}");
 }
 
 #[test]
 fn an_older_program_than_the_release_key_requires_is_not_run() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
-    // It does not serve, and its requirement holds nevertheless.
+    let release = Release::new(&prepared);
+    // The program does not serve. The version that it requires is in force nevertheless.
     let failing = fs::read("/bin/false").unwrap();
     let signed = SignedProgram {
         minimum: Some(later(2)),
@@ -365,82 +300,50 @@ fn an_older_program_than_the_release_key_requires_is_not_run() {
     }
     .signed(&release.key);
     release.put(&signed, &failing);
-    let failure_at = |gateway: &Served, part: &str| {
-        let it = Agent {
-            prepared: &prepared,
-            gateway,
-        };
-        let agent = it.start(&it.configure(&release.configuration(&backend.url)));
-        eventually(part, || {
-            it.view()["update"]["error"]
-                .as_str()
-                .filter(|error| error.contains(part))
-                .map(drop)
-        });
-        assert_eq!(
-            executable(only_worker(agent.id())),
-            PathBuf::from(gw_agent().get_program())
-        );
+    let start = |gateway: &Served| {
+        let it = Agent::of(&prepared, gateway);
+        it.start(&it.configure(&release.configuration(&backend.url)))
     };
-    failure_at(&prepared.serve_with(&prepared.config()), "exit code 1");
+    let failure_is = |reason: &str| {
+        let gateway = prepared.serve_with(&prepared.config());
+        let agent = start(&gateway);
+        await_failure(&Agent::of(&prepared, &gateway), reason);
+        assert_runs_installed(&agent);
+    };
+    failure_is("exit code 1");
     release.offer(&program());
-    failure_at(
-        &prepared.serve_with(&prepared.config()),
-        &format!("older than {}", later(2)),
-    );
-    assert_eq!(
-        fs::read_dir(prepared.path("agent/programs"))
-            .unwrap()
-            .count(),
-        0,
-        "nothing was stored"
-    );
-    // Nor is one that was stored before.
-    let mut record: Value =
-        serde_json::from_slice(&fs::read(prepared.path("agent/update.json")).unwrap()).unwrap();
+    let is_older = format!("older than {}", later(2));
+    failure_is(&is_older);
+    assert!(stored_programs(&prepared).is_empty());
+    // A program that was stored before is not run either.
+    let mut record = update_record(&prepared);
     let (stored, _) = release.store(&program());
     record["current"] = json!(stored);
     fs::write(prepared.path("agent/update.json"), record.to_string()).unwrap();
-    failure_at(
-        &prepared.serve_with(&prepared.config()),
-        &format!("older than {}", later(2)),
-    );
+    failure_is(&is_older);
     let replacement = SignedProgram::sign(later(2), TARGET, &program(), &release.key);
     release.put(&replacement, &program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
-    wait_for_stored(
-        &it.start(&it.configure(&release.configuration(&backend.url))),
-        &replacement,
-    );
+    wait_for_stored(&start(&gateway), &replacement);
 }
 
 /// Replaces `file` by `program` as soon as it has been read `times` times.
 fn swap_after_reads(file: &Path, program: PathBuf, times: usize) -> JoinHandle<()> {
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
-    inotify::add_watch(
-        &watch,
-        file.parent().unwrap(),
-        inotify::WatchFlags::CLOSE_NOWRITE,
-    )
-    .unwrap();
+    let reads = inotify::WatchFlags::CLOSE_NOWRITE;
+    inotify::add_watch(&watch, file.parent().unwrap(), reads).unwrap();
     let file = file.to_owned();
     thread::spawn(move || {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&watch, &mut buffer);
+        let read = file.file_name().unwrap().as_bytes();
         let mut reads = 0;
         while reads < times {
             let event = events.next().unwrap();
-            reads += usize::from(
-                event
-                    .file_name()
-                    .is_some_and(|name| name.to_bytes() == file.file_name().unwrap().as_bytes()),
-            );
+            let is_of_file = event.file_name().is_some_and(|it| it.to_bytes() == read);
+            reads += usize::from(is_of_file);
         }
-        fs::rename(program, file).unwrap();
+        fs::rename(program, &file).unwrap();
     })
 }
 
@@ -448,54 +351,39 @@ fn swap_after_reads(file: &Path, program: PathBuf, times: usize) -> JoinHandle<(
 fn a_stored_program_that_is_swapped_after_its_check_is_not_run() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
+    let release = Release::new(&prepared);
     let (signed, file) = release.store(&program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let other = prepared.path("other");
     let ran = prepared.path("ran");
-    fs::write(
-        &other,
-        format!("#!/bin/sh\ntouch {}\nsleep 100\n", ran.display()),
-    )
-    .unwrap();
+    let script = format!("#!/bin/sh\ntouch {}\nsleep 100\n", ran.display());
+    fs::write(&other, script).unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
     // The supervisor reads the program when it chooses it, and when it starts it.
     let swapped = swap_after_reads(&file, other, 2);
-    let mut agent = Running::new(
-        it.command(&it.configure(&release.configuration(&backend.url)))
-            .spawn()
-            .unwrap(),
-    );
+    let config = it.configure(&release.configuration(&backend.url));
+    let mut agent = Running::new(it.command(&config).spawn().unwrap());
     swapped.join().unwrap();
-    let started = eventually("a program runs", || {
-        if ran.exists() {
-            return Some(false);
-        }
+    eventually("a program runs", || {
+        assert!(
+            !ran.exists(),
+            "the agent runs a program that it has not checked"
+        );
         let [worker] = <[u32; 1]>::try_from(children(agent.id())).ok()?;
-        fs::read_to_string(format!("/proc/{worker}/comm"))
-            .ok()
-            .filter(|name| name == "gw-agent\n")
-            .map(|_| true)
+        let name = fs::read_to_string(format!("/proc/{worker}/comm")).ok()?;
+        (name == "gw-agent\n").then_some(())
     });
     assert!(
-        started && !ran.exists(),
+        !ran.exists(),
         "the agent runs a program that it has not checked"
     );
     wait_for_stored(&agent, &signed);
     prepared.wait_for_tunnel(gateway.address);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    agent.stop();
     // At the next start, the swapped file is found and the installed program runs.
-    let agent = it.start(&it.prepared.path("agent.toml"));
+    let _agent = it.start(&config);
     it.wait_for_log("using the installed one");
-    drop(agent);
     assert!(!ran.exists());
 }
 
@@ -507,30 +395,18 @@ fn where_memory_may_not_be_executed_root_uses_a_file_without_a_name() {
     }
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
-    let (_, file) = release.store(&program());
+    let release = Release::new(&prepared);
+    release.store(&program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let run = it.command(&it.configure(&release.configuration(&backend.url)));
     let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "sh",
-        "-c",
-    ]);
-    command.args(["echo 2 >/proc/sys/vm/memfd_noexec && exec \"$@\"", "sh"]);
-    command.arg(run.get_program()).args(run.get_args());
+    let script = "echo 2 >/proc/sys/vm/memfd_noexec && exec \"$@\"";
+    command
+        .args(["--user", "--map-root-user", "--pid", "--fork"])
+        .args(["--kill-child", "--mount-proc", "sh", "-c", script, "sh"])
+        .arg(run.get_program())
+        .args(run.get_args());
     let log = File::options()
         .append(true)
         .create(true)
@@ -539,9 +415,5 @@ fn where_memory_may_not_be_executed_root_uses_a_file_without_a_name() {
     let _agent = Running::new(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
     it.wait_for_log("memory may not be executed");
     prepared.wait_for_tunnel(gateway.address);
-    assert_eq!(
-        fs::read_dir(file.parent().unwrap()).unwrap().count(),
-        1,
-        "the copy has no name"
-    );
+    assert_eq!(stored_programs(&prepared).len(), 1, "the copy has no name");
 }

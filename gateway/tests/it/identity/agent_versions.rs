@@ -15,19 +15,21 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::handshake;
 use gw_shared::version::{PREVIOUS, PREVIOUS_RELEASE, VERSION, Version};
 use http::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::agents::modified_agent;
-use crate::support::agents::modified_agent::{ACCOUNT, HOST, STREAMS, Tunnel};
+use crate::support::agents::modified_agent::{ACCOUNT, Enrolled, HOST, STREAMS, Tunnel};
 use crate::support::agents::tunnel_frames::{hello, last_head, ping};
+use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Running, config_text, gw_gateway};
+use crate::support::processes::process::{Running, gw_gateway};
+use crate::support::request_log::assert_fields;
 use crate::support::scene::Scene;
 use crate::support::{eventually, programs};
 
 /// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
-fn ask(scene: &Scene, agent: &modified_agent::Enrolled, version: &str) -> Result<Tunnel, Response> {
+fn ask(scene: &Scene, agent: &Enrolled, version: &str) -> Result<Tunnel, Response> {
     let request = String::from_utf8(handshake::request(HOST, None)).unwrap();
     let mut peer = agent.connection(scene);
     peer.send(request.replace(VERSION, version));
@@ -45,6 +47,27 @@ fn ask(scene: &Scene, agent: &modified_agent::Enrolled, version: &str) -> Result
     })
 }
 
+/// A tunnel of an agent of this version, which the gateway has registered.
+fn tunnel_of(scene: &Scene, agent: &Enrolled, version: &str) -> Tunnel {
+    let mut tunnel = ask(scene, agent, version).ok().unwrap();
+    tunnel.0.send(hello(STREAMS));
+    eventually("the tunnel is registered", || agent.report(scene));
+    tunnel
+}
+
+/// Ends a tunnel, and waits until the gateway knows of it.
+fn end(scene: &Scene, agent: &Enrolled, tunnel: Tunnel) {
+    drop(tunnel);
+    eventually("the tunnel has ended", || {
+        agent.report(scene).is_none().then_some(())
+    });
+}
+
+/// A version of the previous line.
+fn previous() -> String {
+    format!("{PREVIOUS}.0")
+}
+
 #[test]
 fn a_refused_version_is_named_with_agent_and_service() {
     let scene = Scene::service().agent().start();
@@ -55,26 +78,21 @@ fn a_refused_version_is_named_with_agent_and_service() {
         view.get("refused_version").cloned()
     };
     assert_eq!(refused_version(), None);
-    let previous = format!("{PREVIOUS}.0");
-    let answer = ask(&scene, &agent, &previous).err().unwrap();
-    assert_eq!(
-        (answer.status.as_u16(), answer.code().as_str()),
-        (426, "GW_VERSION_MISMATCH")
-    );
+    let answer = ask(&scene, &agent, &previous()).err().unwrap();
+    assert_eq!(answer.status, 426);
+    assert_eq!(answer.code(), "GW_VERSION_MISMATCH");
     let message = answer.json()["error"]["message"].to_string();
-    assert!(
-        message.contains(&previous) && message.contains(VERSION),
-        "{message}"
-    );
-    let refused = eventually("the refusal is reported", refused_version);
-    for (member, expected) in [
-        ("service", "mallory--evil"),
-        ("agent_version", &previous),
-        ("agent_id", &agent.agent),
-        ("gateway_version", VERSION),
-    ] {
-        assert_eq!(refused[member], expected, "{refused}");
+    for version in [&*previous(), VERSION] {
+        assert!(message.contains(version), "{message}");
     }
+    let refused = eventually("the refusal is reported", refused_version);
+    let expected = json!({
+        "service": "mallory--evil",
+        "agent_version": previous(),
+        "agent_id": agent.agent,
+        "gateway_version": VERSION,
+    });
+    assert_fields(&refused, &expected);
     // Another patch version of the line is served, and the refusal is forgotten.
     let _tunnel = agent.tunnel(&scene);
     eventually("the refusal is forgotten", || {
@@ -102,19 +120,14 @@ fn agents_of_the_previous_line_are_served_on_request() {
 fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
     let scene = demo_for_previous();
     let agent = modified_agent::enroll(&scene);
-    for (version, is_told) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
-        let mut tunnel = ask(&scene, &agent, &version).ok().unwrap();
-        tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&scene));
+    for (version, is_told) in [(&*previous(), false), (VERSION, true)] {
+        let mut tunnel = tunnel_of(&scene, &agent, version);
         let mut caller = agent.caller(&scene);
         caller.send(agent.request("GET /", "Authorization: NTLM TlRM\r\n\r\n"));
         let request = tunnel.next_of(Kind::Request).unwrap();
         let head = String::from_utf8(request.payload[4..].to_vec()).unwrap();
         assert_eq!(head.contains("x-gw-caller-connection"), is_told, "{head}");
-        drop(tunnel);
-        eventually("the tunnel has ended", || {
-            agent.report(&scene).is_none().then_some(())
-        });
+        end(&scene, &agent, tunnel);
     }
 }
 
@@ -122,10 +135,8 @@ fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
 fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_request() {
     let scene = demo_for_previous();
     let agent = modified_agent::enroll(&scene);
-    for (version, is_upgrade) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
-        let mut tunnel = ask(&scene, &agent, &version).ok().unwrap();
-        tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&scene));
+    for (version, is_upgrade) in [(&*previous(), false), (VERSION, true)] {
+        let mut tunnel = tunnel_of(&scene, &agent, version);
         let mut caller = agent.caller(&scene);
         let fields = "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 4\r\n\r\njsonraw";
         caller.send(agent.request("POST /", fields));
@@ -135,8 +146,8 @@ fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_reques
         assert_eq!(head.contains("upgrade: tcp"), is_upgrade, "{head}");
         let mut body = tunnel.next_of(Kind::Data).unwrap();
         assert_eq!(body.payload, b"json");
-        // What follows the content waits for the agent to switch. Without `Upgrade` the content is
-        // all.
+        // The bytes after the content wait until the agent switches. Without `Upgrade` the request
+        // ends with the content.
         if !is_upgrade && !body.end {
             body = tunnel.next_of(Kind::Data).unwrap();
             assert!(body.payload.is_empty());
@@ -145,14 +156,9 @@ fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_reques
         let answer = last_head(request.stream, "409", &[("content-length", "0")]);
         tunnel.0.send(answer);
         let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.header("connection")),
-            (409, "close")
-        );
-        drop(tunnel);
-        eventually("the tunnel has ended", || {
-            agent.report(&scene).is_none().then_some(())
-        });
+        assert_eq!(response.status, 409);
+        assert_eq!(response.header("connection"), "close");
+        end(&scene, &agent, tunnel);
     }
 }
 
@@ -175,42 +181,28 @@ fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
 #[test]
 fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
     let scene = demo_for_previous();
-    let previous = modified_agent::enroll(&scene);
-    let current = modified_agent::enroll(&scene);
-    let mut tunnels = [&previous, &current].map(|agent| {
-        let version = if agent.agent == previous.agent {
-            format!("{PREVIOUS}.0")
-        } else {
-            VERSION.to_owned()
-        };
-        let mut tunnel = ask(&scene, agent, &version).ok().unwrap();
-        tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&scene));
-        tunnel
-    });
-    // Each of them has another one beside it, and then ends for a reason that the agent is told.
+    let agents = [(); 2].map(|()| modified_agent::enroll(&scene));
+    let mut tunnels = [
+        tunnel_of(&scene, &agents[0], &previous()),
+        tunnel_of(&scene, &agents[1], VERSION),
+    ];
+    // Each agent has another one beside it. Then its tunnel is ended for a reason.
     let before = tunnels.each_mut().map(|tunnel| {
         tunnel.0.send(ping());
         messages_until(tunnel, Some(Kind::Pong))
     });
-    for agent in [&previous, &current] {
+    for agent in &agents {
         scene.api().revoke_agent(ACCOUNT, &agent.agent);
     }
     let after = tunnels
         .each_mut()
         .map(|tunnel| messages_until(tunnel, None));
-    assert_eq!(
-        before,
-        [
-            vec!["ready", "services"],
-            vec!["other_tunnels", "ready", "services"]
-        ]
-    );
+    assert_eq!(before[0], ["ready", "services"]);
+    assert_eq!(before[1], ["other_tunnels", "ready", "services"]);
     let told = |types: &[String], what: &str| types.iter().any(|it| it == what);
-    assert!(
-        told(&after[1], "ended") && !told(&after[0], "ended") && !told(&after[0], "other_tunnels"),
-        "{after:?}"
-    );
+    assert!(told(&after[1], "ended"), "{after:?}");
+    assert!(!told(&after[0], "ended"), "{after:?}");
+    assert!(!told(&after[0], "other_tunnels"), "{after:?}");
 }
 
 /// The agent's program as of the last commit of the previous release line. It is kept in the user's
@@ -240,18 +232,12 @@ fn previous_program() -> Option<PathBuf> {
         return Some(program);
     }
     if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
-        let missing = format!(
-            "{} is missing: made with GW_TEST_PACKAGES=1",
-            program.display()
-        );
+        let missing = format!("{program:?} is missing: made with GW_TEST_PACKAGES=1");
         programs::skipped(&missing);
         return None;
     }
-    let built = build(
-        repository,
-        commit,
-        &temporary.join(format!("line-{PREVIOUS}")),
-    );
+    let folder = temporary.join(format!("line-{PREVIOUS}"));
+    let built = build(repository, commit, &folder);
     fs::create_dir_all(&cache).unwrap();
     let whole = program.with_extension(std::process::id().to_string());
     fs::copy(built, &whole).unwrap();
@@ -307,113 +293,81 @@ fn the_program_of_the_previous_line_relays() {
     };
     let prepared = Prepared::new();
     let versions = "agent_versions = \"previous\"\n";
-    let gateway = prepared.serve_with(&(config_text(&prepared.path("data"), 0) + versions));
+    let gateway = prepared.serve_with(&(prepared.config() + versions));
     prepared.set_agent_port(gateway.address.port());
-    let backend = crate::support::peers::held_backend::HeldBackend::start();
-    let run = |program: &Path| {
-        let mut command = Command::new(program);
-        command
-            .arg("run")
-            .arg("--state-dir")
-            .arg(prepared.path("agent"))
-            .args(["--backend", &backend.url]);
-        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
-    };
-    let mut previous = run(&program);
+    let backend = HeldBackend::start();
+    let mut command = Command::new(&program);
+    command
+        .arg("run")
+        .arg("--state-dir")
+        .arg(prepared.path("agent"));
+    command
+        .args(["--backend", &backend.url])
+        .stderr(Stdio::null());
+    let mut previous = Running::new(command.spawn().unwrap());
     prepared.wait_for_tunnel(gateway.address);
     let mut caller = prepared.connect(gateway.address);
     caller.send(prepared.get("/held"));
     backend.wait_for_held();
     backend.release();
     assert_eq!(caller.response().status, 200);
-    previous.signal("TERM");
-    assert_eq!(previous.exit_code(), Some(0));
-    // Its state is that of the next line.
-    let _next = run(Path::new(
-        crate::support::processes::process::gw_agent().get_program(),
-    ));
+    previous.stop();
+    // An agent of this line uses the same state.
+    let _next = prepared.run_agent(gateway.address.port(), &backend.url);
     prepared.wait_for_tunnel(gateway.address);
 }
 
-#[test]
-fn of_several_commands_that_make_one_release_key_only_one_prints_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("release.key");
-    let start = |_| {
-        let mut command = gw_gateway();
-        command
-            .args(["agent-program", "new-key"])
-            .arg(&file)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        command.spawn().unwrap()
-    };
-    let processes: Vec<_> = (0..16).map(start).collect();
-    let ended = processes
-        .into_iter()
-        .map(|process| process.wait_with_output().unwrap());
-    let printed: Vec<_> = ended
-        .filter(|output| output.status.success())
-        .map(|output| output.stdout)
-        .collect();
-    assert_eq!(printed.len(), 1);
-    let printed: ReleaseKey = String::from_utf8(printed[0].clone())
-        .unwrap()
-        .trim()
-        .parse()
+/// Runs `gw-gateway agent-program` in a folder. Returns its exit code and output.
+fn agent_program(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = gw_gateway()
+        .arg("agent-program")
+        .args(arguments)
+        .current_dir(folder)
+        .output()
         .unwrap();
-    let stored = Ed25519KeyPair::from_pkcs8(&fs::read(&file).unwrap()).unwrap();
-    assert_eq!(printed.to_string(), ReleaseKey::of(&stored).to_string());
+    let printed = match output.status.success() {
+        true => output.stdout,
+        false => output.stderr,
+    };
+    (output.status.code(), String::from_utf8(printed).unwrap())
 }
 
 #[test]
 fn a_release_key_is_made_in_the_current_folder_and_never_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let run = |arguments: &[&str]| {
-        let out = gw_gateway()
-            .arg("agent-program")
-            .args(arguments)
-            .current_dir(folder.path())
-            .output()
-            .unwrap();
-        let said = String::from_utf8(if out.status.success() {
-            out.stdout
-        } else {
-            out.stderr
-        })
-        .unwrap();
-        (out.status.code(), said)
-    };
-    let (code, key) = run(&["new-key", "release.key"]);
+    let folder = folder.path();
+    let (code, key) = agent_program(folder, &["new-key", "release.key"]);
     assert_eq!(code, Some(0), "{key}");
     key.trim().parse::<ReleaseKey>().unwrap();
-    let (code, said) = run(&["new-key", "release.key"]);
-    assert!(code == Some(2) && said.contains("never replaced"), "{said}");
     // A link that leads nowhere is not replaced either.
-    symlink("missing", folder.path().join("link.key")).unwrap();
-    let (code, said) = run(&["new-key", "link.key"]);
-    assert!(code == Some(2) && said.contains("never replaced"), "{said}");
-    // One of many commands at once makes the key and prints its public half.
-    let at_once = ["new-key", "at-once.key"];
-    let ran: Vec<_> = thread::scope(|scope| {
-        let commands: Vec<_> = (0..8).map(|_| scope.spawn(|| run(&at_once))).collect();
-        commands
-            .into_iter()
-            .map(|command| command.join().unwrap())
-            .collect()
+    symlink("missing", folder.join("link.key")).unwrap();
+    fs::write(folder.join("gw-agent"), b"\x7fELF program").unwrap();
+    let signs = ["sign", "--key", "gw-agent", "--out", "programs", "gw-agent"];
+    for (arguments, reason) in [
+        (&["new-key", "release.key"][..], "never replaced"),
+        (&["new-key", "link.key"], "never replaced"),
+        (&signs, "not a release key"),
+    ] {
+        let (code, said) = agent_program(folder, arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(reason), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn of_several_commands_that_make_one_release_key_only_one_prints_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let arguments = ["new-key", "release.key"];
+    let ended: Vec<_> = thread::scope(|scope| {
+        let run = || agent_program(folder, &arguments);
+        let commands: Vec<_> = (0..16).map(|_| scope.spawn(run)).collect();
+        let ended = commands.into_iter().map(|command| command.join().unwrap());
+        ended.collect()
     });
-    let printed: Vec<_> = ran
-        .into_iter()
-        .filter(|(code, _)| *code == Some(0))
-        .map(|(_, said)| said)
-        .collect();
-    let pair =
-        Ed25519KeyPair::from_pkcs8(&fs::read(folder.path().join("at-once.key")).unwrap()).unwrap();
-    assert_eq!(printed, [format!("{}\n", ReleaseKey::of(&pair))]);
-    fs::write(folder.path().join("gw-agent"), b"\x7fELF program").unwrap();
-    let (code, said) = run(&["sign", "--key", "gw-agent", "--out", "programs", "gw-agent"]);
-    assert!(
-        code == Some(2) && said.contains("not a release key"),
-        "{said}"
-    );
+    let printed = ended.iter().filter(|(code, _)| *code == Some(0));
+    let printed: Vec<_> = printed.map(|(_, key)| key).collect();
+    let stored = fs::read(folder.join("release.key")).unwrap();
+    let stored = Ed25519KeyPair::from_pkcs8(&stored).unwrap();
+    assert_eq!(printed, [&format!("{}\n", ReleaseKey::of(&stored))]);
 }

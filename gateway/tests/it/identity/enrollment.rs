@@ -13,14 +13,14 @@ use rustls_pki_types::CertificateDer;
 use serde_json::{Value, json};
 
 use crate::support::agents::in_process;
-use crate::support::apex::{ask, post_json};
+use crate::support::apex::{self, ask, post_json};
 use crate::support::eventually;
-use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
 use crate::support::scene::Scene;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+const INVALID: &str = "401 GW_ENROLLMENT_INVALID";
 
 fn csr(params: &CertificateParams, key: &KeyPair) -> String {
     params.serialize_request(key).unwrap().pem().unwrap()
@@ -31,12 +31,8 @@ fn plain_csr(key: &KeyPair) -> String {
 }
 
 fn enroll(scene: &Scene, token: &str) -> Response {
-    post_json(
-        scene,
-        "/enroll",
-        "",
-        &json!({ "token": token, "name": "test", "version": VERSION }),
-    )
+    let body = json!({ "token": token, "name": "test", "version": VERSION });
+    post_json(scene, "/enroll", "", &body)
 }
 
 fn bearer(secret: &str) -> String {
@@ -78,53 +74,29 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
     // The scene's agent has used up to three requests.
     let token = manual_token(&scene, 5);
     let waiting: Vec<Value> = (0..5).map(|_| enroll(&scene, &token).json()).collect();
-    let poll = |id: &str, secret: &str| {
-        outcome(&ask(
-            &scene,
-            &format!("GET /enroll/status?enrollment_id={id}"),
-            &bearer(secret),
-            "",
-        ))
+    let poll = |agent: &Value| {
+        let secret = bearer(text(agent, "enrollment_secret"));
+        enrollment_status(&scene, text(agent, "enrollment_id"), &secret)
     };
-    let poll_of = |agent: &Value| {
-        poll(
-            text(agent, "enrollment_id"),
-            text(agent, "enrollment_secret"),
-        )
-    };
-    let guess = || poll(text(&waiting[0], "enrollment_id"), "gw_es_guessed");
+    let mut guess = waiting[0].clone();
+    guess["enrollment_secret"] = json!("gw_es_guessed");
     eventually("guesses are limited", || {
-        (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
+        (outcome(&poll(&guess)) == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
     });
     // A worker that answers knows the agents that enrolled before.
     scene.api().await_workers();
     for _ in 0..12 {
         for agent in &waiting {
-            assert_eq!(poll_of(agent), "200 ");
+            assert_eq!(outcome(&poll(agent)), "200 ");
         }
     }
-    let first = text(&waiting[0], "enrollment_id");
-    let secret = text(&waiting[0], "enrollment_secret");
-    let limited = (0..1000).find_map(|_| {
-        let response = ask(
-            &scene,
-            &format!("GET /enroll/status?enrollment_id={first}"),
-            &bearer(secret),
-            "",
-        );
-        (response.status == 429).then_some(response)
-    });
+    let mut polls = (0..1000).map(|_| poll(&waiting[0]));
+    let limited = polls.find(|response| response.status == 429);
     let limited = limited.expect("an agent that polls without pause is limited");
-    assert!(
-        limited.json()["error"]["message"]
-            .as_str()
-            .unwrap()
-            .contains("this agent"),
-        "{}",
-        limited.json()
-    );
+    let message = limited.json()["error"]["message"].to_string();
+    assert!(message.contains("this agent"), "{message}");
     assert!((2..=60).contains(&limited.header("retry-after").parse::<u64>().unwrap()));
-    assert_eq!(poll_of(&waiting[1]), "200 ");
+    assert_eq!(outcome(&poll(&waiting[1])), "200 ");
 }
 
 /// An enrollment token for so many agents, which have to wait for an administrator.
@@ -147,192 +119,132 @@ fn enrollment_status(scene: &Scene, id: &str, fields: &str) -> Response {
 }
 
 #[test]
-fn enrollment_endpoints_report_every_error() {
+fn an_enrollment_gets_one_certificate_until_its_agent_is_revoked() {
     let scene = scene_with_high_limits();
     let api = scene.api();
-    let used = api.create_enrollment_token("demo", &["echo"]);
-    let enrolled = enroll(&scene, &used);
+    let enrolled = enroll(&scene, &api.create_enrollment_token("demo", &["echo"]));
     assert_eq!(enrolled.status, 201, "{}", enrolled.json());
     assert_eq!(enrolled.header("cache-control"), "no-store");
     let enrolled = enrolled.json();
     assert_eq!(text(&enrolled, "status"), "approved");
-    assert!(text(&enrolled, "agent_id").starts_with("ag_"));
+    let agent_id = text(&enrolled, "agent_id");
+    assert!(agent_id.starts_with("ag_"), "{agent_id}");
     assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
-    let id = text(&enrolled, "enrollment_id");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
+    let status = || enrollment_status(&scene, text(&enrolled, "enrollment_id"), &secret);
+    let known = status();
+    assert_eq!(known.status, 200);
+    assert_eq!(text(&known.json(), "status"), "approved");
+    assert_eq!(text(&known.json(), "agent_id"), agent_id);
 
-    tokens_versions_and_names_are_checked(&scene, &used);
-
-    let status = |id: &str, fields: &str| enrollment_status(&scene, id, fields);
-    let known = status(id, &secret);
-    assert_eq!(
-        (known.status.as_u16(), text(&known.json(), "status")),
-        (200, "approved")
-    );
-    assert!(text(&known.json(), "agent_id").starts_with("ag_"));
-    assert_eq!(
-        outcome(&status(id, &bearer("gw_es_wrong"))),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
-    assert_eq!(
-        outcome(&status("en_00000000000000000000", &secret)),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    assert_eq!(
-        outcome(&ask(&scene, "GET /enroll/status", &secret, "")),
-        "400 GW_BAD_REQUEST"
-    );
-
-    let key = KeyPair::generate().unwrap();
-    let good = plain_csr(&key);
-    let ask_for =
-        |fields: &str, csr: &str| post_json(&scene, "/csr", fields, &json!({ "csr": csr }));
-    let agent_id = text(&known.json(), "agent_id").to_owned();
-    let both = json!({ "csr": good, "agent_id": agent_id });
-    certificate_requests_are_checked(&scene, &secret, &good, &both);
-
-    let issued = ask_for(&secret, &good);
+    let good = plain_csr(&KeyPair::generate().unwrap());
+    let ask_for = |csr: &str| post_json(&scene, "/csr", &secret, &json!({ "csr": csr }));
+    let issued = ask_for(&good);
     assert_eq!(issued.status, 200, "{}", issued.json());
     assert_eq!(text(&issued.json(), "agent_id"), agent_id);
     assert_eq!(issued.json()["services"], json!([HOST]));
     // A repeated request gets the same reply, in case the first was lost; a request for another key
     // is refused.
-    assert_eq!(ask_for(&secret, &good).status, 200);
+    assert_eq!(ask_for(&good).status, 200);
     let other_key = plain_csr(&KeyPair::generate().unwrap());
-    assert_eq!(
-        outcome(&ask_for(&secret, &other_key)),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    api.revoke_agent("demo", &agent_id);
-    assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
-    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
-    assert_eq!(
-        outcome(&post_json(&scene, "/csr", "", &both)),
-        "401 GW_AGENT_REVOKED"
-    );
+    let refused = ask_for(&other_key);
+    assert_eq!(outcome(&refused), INVALID);
+    api.revoke_agent("demo", agent_id);
+    assert_eq!(text(&status().json(), "status"), "revoked");
+    assert_eq!(outcome(&ask_for(&good)), "401 GW_AGENT_REVOKED");
+    let both = json!({ "csr": good, "agent_id": agent_id });
+    let recovery = post_json(&scene, "/csr", "", &both);
+    assert_eq!(outcome(&recovery), "401 GW_AGENT_REVOKED");
 }
 
-fn tokens_versions_and_names_are_checked(scene: &Scene, used: &str) {
+#[test]
+fn the_status_of_an_enrollment_needs_its_id_and_secret() {
+    let scene = scene_with_high_limits();
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
+    let enrolled = enroll(&scene, &token).json();
+    let id = text(&enrolled, "enrollment_id");
+    let secret = bearer(text(&enrolled, "enrollment_secret"));
+    for (what, id, fields) in [
+        ("wrong secret", id, &*bearer("gw_es_wrong")),
+        ("no secret", id, ""),
+        ("unknown id", "en_00000000000000000000", &secret),
+    ] {
+        let response = enrollment_status(&scene, id, fields);
+        assert_eq!(outcome(&response), INVALID, "{what}");
+    }
+    let response = ask(&scene, "GET /enroll/status", &secret, "");
+    assert_eq!(outcome(&response), "400 GW_BAD_REQUEST");
+}
+
+#[test]
+fn tokens_versions_and_names_of_enrollments_are_checked() {
+    const INVALID_TOKEN: &str = "401 GW_ENROLLMENT_TOKEN_INVALID";
+    const BAD_REQUEST: &str = "400 GW_BAD_REQUEST";
+    let scene = scene_with_high_limits();
     let api = scene.api();
-    let fresh = api.create_enrollment_token("demo", &["echo"]);
-    let withdrawn = api.create_enrollment_token("demo", &["echo"]);
+    let [used, fresh, withdrawn] = [(); 3].map(|()| api.create_enrollment_token("demo", &["echo"]));
+    assert_eq!(enroll(&scene, &used).status, 201);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
     api.delete(&format!("/accounts/demo/enrollment-tokens/{withdrawn_id}"));
-    let body = |token: &str, name: &str, version: &str| {
-        json!({
-            "token": token,
-            "name": name,
-            "version": version,
-        })
-    };
+    let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
     let last = if fresh.ends_with('x') { "y" } else { "x" };
     let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
+    let long = "x".repeat(101);
+    let old = body(&fresh, "a", "0.0.1");
     for (what, body, expected) in [
-        (
-            "used",
-            body(used, "a", VERSION),
-            "401 GW_ENROLLMENT_TOKEN_INVALID",
-        ),
-        (
-            "withdrawn",
-            body(&withdrawn, "a", VERSION),
-            "401 GW_ENROLLMENT_TOKEN_INVALID",
-        ),
-        (
-            "wrong secret",
-            body(&guessed, "a", VERSION),
-            "401 GW_ENROLLMENT_TOKEN_INVALID",
-        ),
-        (
-            "not a token",
-            body("x", "a", VERSION),
-            "401 GW_ENROLLMENT_TOKEN_INVALID",
-        ),
-        (
-            "other version",
-            body(&fresh, "a", "0.0.1"),
-            "426 GW_VERSION_MISMATCH",
-        ),
-        ("no name", body(&fresh, " ", VERSION), "400 GW_BAD_REQUEST"),
-        (
-            "long name",
-            body(&fresh, &"x".repeat(101), VERSION),
-            "400 GW_BAD_REQUEST",
-        ),
-        (
-            "missing field",
-            json!({ "token": fresh }),
-            "400 GW_BAD_REQUEST",
-        ),
+        ("used", body(&used, "a", VERSION), INVALID_TOKEN),
+        ("withdrawn", body(&withdrawn, "a", VERSION), INVALID_TOKEN),
+        ("wrong secret", body(&guessed, "a", VERSION), INVALID_TOKEN),
+        ("not a token", body("x", "a", VERSION), INVALID_TOKEN),
+        ("other version", old, "426 GW_VERSION_MISMATCH"),
+        ("no name", body(&fresh, " ", VERSION), BAD_REQUEST),
+        ("long name", body(&fresh, &long, VERSION), BAD_REQUEST),
+        ("missing field", json!({ "token": fresh }), BAD_REQUEST),
     ] {
-        assert_eq!(
-            outcome(&post_json(scene, "/enroll", "", &body)),
-            expected,
-            "{what}"
-        );
+        let response = post_json(&scene, "/enroll", "", &body);
+        assert_eq!(outcome(&response), expected, "{what}");
     }
-    assert_eq!(
-        outcome(&ask(scene, "POST /enroll", "", &"x".repeat(70_000))),
-        "413 GW_BODY_TOO_LARGE"
-    );
+    let large = ask(&scene, "POST /enroll", "", &"x".repeat(70_000));
+    assert_eq!(outcome(&large), "413 GW_BODY_TOO_LARGE");
     // The refused requests did not consume the token. An agent of a later version may send more
     // members.
     let mut later = body(&fresh, "a", VERSION);
     later["from_a_later_version"] = json!(true);
-    assert_eq!(outcome(&post_json(scene, "/enroll", "", &later)), "201 ");
+    assert_eq!(post_json(&scene, "/enroll", "", &later).status, 201);
 }
 
-/// `both` is a request with `good` and the id of its agent.
-fn certificate_requests_are_checked(scene: &Scene, secret: &str, good: &str, both: &Value) {
-    let ask_for =
-        |fields: &str, csr: &str| post_json(scene, "/csr", fields, &json!({ "csr": csr }));
+#[test]
+fn certificate_requests_are_checked() {
+    const INVALID_CSR: &str = "400 GW_CSR_INVALID";
+    let scene = scene_with_high_limits();
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
+    let enrolled = enroll(&scene, &token).json();
+    let secret = &*bearer(text(&enrolled, "enrollment_secret"));
+    let good = &*plain_csr(&KeyPair::generate().unwrap());
     let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
-    let mut garbled = good.to_owned();
-    let middle = good.len() / 2;
-    garbled.replace_range(
-        middle..=middle,
-        if good.as_bytes()[middle] == b'A' {
-            "B"
-        } else {
-            "A"
-        },
-    );
+    let weak = include_str!("../data/rsa-1024.csr");
+    let forged = include_str!("../data/bad-signature.csr");
+    let (start, end) = good.split_at(good.len() / 2);
+    let other = if end.starts_with('A') { "B" } else { "A" };
+    let garbled = format!("{start}{other}{}", &end[1..]);
     for (what, fields, csr, expected) in [
-        ("no bearer", "", good, "401 GW_ENROLLMENT_INVALID"),
-        (
-            "other's secret",
-            &bearer("gw_es_x"),
-            good,
-            "401 GW_ENROLLMENT_INVALID",
-        ),
-        ("not PEM", secret, "hello", "400 GW_CSR_INVALID"),
-        ("garbled", secret, &garbled, "400 GW_CSR_INVALID"),
-        ("P-384", secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
-        (
-            "weak RSA",
-            secret,
-            include_str!("../data/rsa-1024.csr"),
-            "400 GW_CSR_INVALID",
-        ),
-        (
-            "signature of another key",
-            secret,
-            include_str!("../data/bad-signature.csr"),
-            "400 GW_CSR_INVALID",
-        ),
+        ("no bearer", "", good, INVALID),
+        ("other's secret", &*bearer("gw_es_x"), good, INVALID),
+        ("not PEM", secret, "hello", INVALID_CSR),
+        ("garbled", secret, &garbled, INVALID_CSR),
+        ("P-384", secret, &plain_csr(&p384), INVALID_CSR),
+        ("weak RSA", secret, weak, INVALID_CSR),
+        ("signature of another key", secret, forged, INVALID_CSR),
     ] {
-        assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
+        let response = post_json(&scene, "/csr", fields, &json!({ "csr": csr }));
+        assert_eq!(outcome(&response), expected, "{what}");
     }
-    assert_eq!(
-        outcome(&post_json(scene, "/csr", secret, both)),
-        "400 GW_BAD_REQUEST"
-    );
+    let both = json!({ "csr": good, "agent_id": text(&enrolled, "agent_id") });
+    let response = post_json(&scene, "/csr", secret, &both);
+    assert_eq!(outcome(&response), "400 GW_BAD_REQUEST");
     // An agent without a certificate has no key to recover with.
-    assert_eq!(
-        outcome(&post_json(scene, "/csr", "", both)),
-        "401 GW_AGENT_CERTIFICATE_EXPIRED"
-    );
+    let response = post_json(&scene, "/csr", "", &both);
+    assert_eq!(outcome(&response), "401 GW_AGENT_CERTIFICATE_EXPIRED");
 }
 
 #[test]
@@ -358,20 +270,11 @@ fn an_enrollment_token_can_require_manual_approval() {
     let enrolled = enroll(&scene, &manual_token(&scene, 1)).json();
     assert_eq!(text(&enrolled, "status"), "pending");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
-    let status = || {
-        let line = format!(
-            "GET /enroll/status?enrollment_id={}",
-            text(&enrolled, "enrollment_id")
-        );
-        ask(&scene, &line, &secret, "").json()
-    };
-    assert_eq!(
-        (text(&status(), "status"), status().get("agent_id")),
-        ("pending", None)
-    );
-    let key = KeyPair::generate().unwrap();
-    let ask_for_certificate =
-        || post_json(&scene, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
+    let status = || enrollment_status(&scene, text(&enrolled, "enrollment_id"), &secret).json();
+    assert_eq!(text(&status(), "status"), "pending");
+    assert_eq!(status().get("agent_id"), None);
+    let request = json!({ "csr": plain_csr(&KeyPair::generate().unwrap()) });
+    let ask_for_certificate = || post_json(&scene, "/csr", &secret, &request);
     assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
     let pending = agent_named(&scene, "test");
     let approve = format!("/accounts/demo/agents/{pending}/approve");
@@ -382,46 +285,26 @@ fn an_enrollment_token_can_require_manual_approval() {
 
 #[test]
 fn an_agent_follows_changes_of_its_services_without_a_restart() {
-    let scene = Scene::service()
-        .agent_to(backend::answering(
-            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
-        ))
-        .start();
+    let scene = Scene::service().agent().start();
     let api = scene.api();
     api.create_service("demo", "second");
     let agent = format!("/accounts/demo/agents/{}", agent_named(&scene, "agent"));
+    let before = scene.tunnels()[0].generation;
     let serve = |services: &[&str]| {
         api.patch(&agent, &json!({ "services": services }));
+        eventually("the agent has a tunnel of each of its services", || {
+            let mut tunnels = scene.tunnels();
+            tunnels.sort_by(|one, other| one.service.cmp(&other.service));
+            let served = tunnels.iter().map(|tunnel| &tunnel.service);
+            let expected = services.iter().map(|service| format!("demo--{service}"));
+            served.cloned().eq(expected).then_some(tunnels)
+        })
     };
-    let served = || {
-        let mut served: Vec<String> = scene
-            .tunnels()
-            .into_iter()
-            .map(|tunnel| tunnel.service)
-            .collect();
-        served.sort();
-        served
-    };
-    let before = scene.tunnels()[0].generation;
-    serve(&["echo", "second"]);
-    eventually("the tunnel of the second service", || {
-        (served() == ["demo--echo", "demo--second"]).then_some(())
-    });
-    let echo = scene
-        .tunnels()
-        .into_iter()
-        .find(|tunnel| tunnel.service == "demo--echo")
-        .unwrap();
-    assert_eq!(echo.generation, before, "the other tunnel stays open");
+    let tunnels = serve(&["echo", "second"]);
+    assert_eq!(tunnels[0].generation, before, "the other tunnel stays open");
     serve(&["echo"]);
-    eventually("only the first service has a tunnel", || {
-        (served() == ["demo--echo"]).then_some(())
-    });
     // Replaces all services, so that no tunnel is left to notify the agent.
     serve(&["second"]);
-    eventually("the tunnel of the new service", || {
-        (served() == ["demo--second"]).then_some(())
-    });
 }
 
 /// Sends an upgrade request on a new connection without a client certificate.
@@ -454,11 +337,8 @@ fn without_client_certificates_agents_sign_a_challenge() {
     let scene = scene_with("agent_mtls = false\n");
     let mut caller = scene.connect();
     caller.send(scene.get("/"));
-    assert_eq!(
-        caller.response().status,
-        200,
-        "the demo's agent has answered its challenge"
-    );
+    let response = caller.response();
+    assert_eq!(response.status, 200, "the scene's agent signed a challenge");
 
     let state = tempfile::tempdir().unwrap();
     scene.enroll("demo", &["echo"], state.path());
@@ -468,22 +348,19 @@ fn without_client_certificates_agents_sign_a_challenge() {
     // A signature by the agent's key of the challenge of this connection is accepted.
     let mut agent = upgrade(&scene, None);
     let challenge = challenge_of(&mut agent);
-    agent.send(handshake::request(
-        HOST,
-        Some(&sign(&key, HOST, &challenge)),
-    ));
+    let signed = sign(&key, HOST, &challenge);
+    agent.send(handshake::request(HOST, Some(&signed)));
     assert_eq!(agent.response_head(&Method::GET).unwrap().status, 101);
 
     let stranger_key = KeyPair::generate().unwrap();
-    let self_signed = CertificateParams::default()
-        .self_signed(&stranger_key)
-        .unwrap();
+    let self_signed = CertificateParams::default().self_signed(&stranger_key);
+    let self_signed = self_signed.unwrap();
     for what in [
         "nothing",
         "another connection's challenge",
         "another service",
         "another key",
-        "nobody's certificate",
+        "a self-signed certificate",
     ] {
         let mut stranger = upgrade(&scene, None);
         let fresh = challenge_of(&mut stranger);
@@ -496,15 +373,12 @@ fn without_client_certificates_agents_sign_a_challenge() {
         };
         stranger.send(handshake::request(HOST, proof.as_ref()));
         let response = stranger.response_to(&Method::GET);
-        assert_eq!(
-            outcome(&response),
-            "401 GW_AGENT_CERTIFICATE_REQUIRED",
-            "{what}"
-        );
+        let expected = "401 GW_AGENT_CERTIFICATE_REQUIRED";
+        assert_eq!(outcome(&response), expected, "{what}");
         assert!(stranger.is_closed(), "{what}");
     }
     // A proof without a challenge is ignored.
-    let mut eager = upgrade(&scene, Some(&sign(&key, HOST, &challenge)));
+    let mut eager = upgrade(&scene, Some(&signed));
     challenge_of(&mut eager);
 }
 
@@ -519,20 +393,13 @@ fn enrollment_is_limited_by_address_separately() {
     let scene = scene_with("enrollment_requests_per_minute = 5\n");
     // The scene's own agent has used one request to enroll. Those with its secret were charged to
     // itself, unless a worker did not know it yet.
-    let answers: Vec<Response> = (0..7).map(|_| enroll(&scene, "gw_et_x")).collect();
-    let statuses: Vec<u16> = answers
-        .iter()
-        .map(|answer| answer.status.as_u16())
-        .collect();
+    let answers = [(); 7].map(|()| enroll(&scene, "gw_et_x"));
+    let statuses = answers.each_ref().map(|answer| answer.status.as_u16());
     let admitted = statuses.iter().take_while(|status| **status == 401).count();
-    assert!(
-        (2..=4).contains(&admitted) && statuses[admitted..].iter().all(|status| *status == 429),
-        "{statuses:?}"
-    );
+    assert!((2..=4).contains(&admitted), "{statuses:?}");
+    let mut limited = statuses[admitted..].iter();
+    assert!(limited.all(|status| *status == 429), "{statuses:?}");
     assert_eq!(answers[6].code(), "GW_RATE_LIMIT_EXCEEDED");
     assert!((40..=60).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
-    assert_eq!(
-        crate::support::apex::token(&scene, "x", "x", "x").status,
-        401
-    );
+    assert_eq!(apex::token(&scene, "x", "x", "x").status, 401);
 }

@@ -21,8 +21,8 @@ use crate::support::processes::region::Region;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A session before its handshake, with these versions and key exchanges; without one of them, with
-/// those of rustls.
+/// A session before its handshake, with this version and key exchange. `None` is the key exchanges of
+/// rustls.
 fn session(
     prepared: &Prepared,
     version: &'static SupportedProtocolVersion,
@@ -62,24 +62,19 @@ fn callers_and_tunnels_prefer_the_hybrid_key_exchange_and_others_are_served() {
     prepared.wait_for_tunnel(address);
     assert_eq!(gate.key_exchanges(), [NamedGroup::X25519MLKEM768]);
 
+    let hybrid = kx_group::X25519MLKEM768;
     for (version, key_exchange, expected) in [
         (&TLS13, None, NamedGroup::X25519MLKEM768),
-        (
-            &TLS13,
-            Some(kx_group::X25519MLKEM768),
-            NamedGroup::X25519MLKEM768,
-        ),
+        (&TLS13, Some(hybrid), NamedGroup::X25519MLKEM768),
         (&TLS13, Some(kx_group::X25519), NamedGroup::X25519),
         (&TLS13, Some(kx_group::SECP256R1), NamedGroup::secp256r1),
         (&TLS12, None, NamedGroup::X25519),
         (&TLS12, Some(kx_group::SECP384R1), NamedGroup::secp384r1),
     ] {
         let session = session(&prepared, version, key_exchange);
-        assert_eq!(
-            request(&prepared, address, session),
-            (200, expected, HandshakeKind::Full),
-            "{version:?} {key_exchange:?}"
-        );
+        let expected = (200, expected, HandshakeKind::Full);
+        let found = request(&prepared, address, session);
+        assert_eq!(found, expected, "{version:?} {key_exchange:?}");
     }
 }
 
@@ -115,12 +110,9 @@ fn nodes_exchange_keys_by_the_hybrid_key_exchange() {
     });
     let key_exchanges = region.peer_gates[owner].key_exchanges();
     assert!(!key_exchanges.is_empty());
-    assert!(
-        key_exchanges
-            .iter()
-            .all(|group| *group == NamedGroup::X25519MLKEM768),
-        "{key_exchanges:?}"
-    );
+    for group in &key_exchanges {
+        assert_eq!(*group, NamedGroup::X25519MLKEM768, "{key_exchanges:?}");
+    }
 }
 
 #[test]
@@ -128,19 +120,13 @@ fn tls_min_version_refuses_callers_of_tls_1_2() {
     let prepared = Prepared::new();
     let config = format!("tls_min_version = \"1.3\"\n{}", prepared.config());
     let served = prepared.serve_with(&config);
-    let refused = {
-        let mut session = session(&prepared, &TLS12, None);
-        let mut connection = socket(&prepared.about(served.address));
-        session.complete_io(&mut connection).unwrap_err()
-    };
+    let mut connection = socket(&prepared.about(served.address));
+    let refused = session(&prepared, &TLS12, None).complete_io(&mut connection);
+    let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
     let alert = refused.get_ref().and_then(|error| error.downcast_ref());
-    assert_eq!(
-        alert,
-        Some(&rustls::Error::AlertReceived(
-            AlertDescription::ProtocolVersion
-        ))
-    );
+    let expected = rustls::Error::AlertReceived(AlertDescription::ProtocolVersion);
+    assert_eq!(alert, Some(&expected));
     // No agent is connected, but the request has arrived.
     let session = session(&prepared, &TLS13, None);
     let (status, _, _) = request(&prepared, served.address, session);

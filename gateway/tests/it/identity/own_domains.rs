@@ -16,11 +16,11 @@ mod setup;
 mod uploads;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use gw_local_region::Balancer;
-use rcgen::{CertificateParams, KeyPair};
 use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue,
     Tls13ClientSessionValue,
@@ -29,7 +29,7 @@ use rustls::{ClientConfig, HandshakeKind, NamedGroup};
 use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
 
-use self::setup::{Changes, Setup, open};
+use self::setup::{Changes, Pair, Setup, open};
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
@@ -46,41 +46,27 @@ const OTHER: &str = "shop.customer.test";
 
 #[test]
 fn a_domain_is_served_once_dns_proves_it_and_an_authority_has_issued_its_certificate() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     let added = setup.add(DOMAIN).unwrap();
     assert_eq!(added["status"], "pending", "{added}");
     assert_eq!(added["cname"], json!({ "name": DOMAIN, "value": HOST }));
     let finding = added["finding"].as_str().unwrap();
-    assert!(
-        finding.contains(&format!("{DOMAIN}. CNAME {HOST}.")) || finding.contains(HOST),
-        "{finding}"
-    );
-    assert_eq!(
-        setup.get(DOMAIN).0,
-        "000",
-        "nothing trusts the certificate of the region"
-    );
+    assert!(finding.contains(HOST), "{finding}");
+    // The caller does not trust the certificate of the region.
+    assert_eq!(setup.get(DOMAIN).0, "000");
 
-    setup
-        .named
-        .update(&[&format!("add {DOMAIN} 1 CNAME {HOST}")]);
-    let checked = setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
+    setup.lead_here(DOMAIN);
+    let checked = setup.check(DOMAIN);
     assert_eq!(checked["status"], "active", "{checked}");
     setup.await_certificate(DOMAIN);
-    let (status, host) = setup.get(DOMAIN);
-    assert_eq!(status, "200");
-    assert_eq!(
-        host,
-        format!("{DOMAIN}:{}", setup.address().port()),
-        "the backend sees the name"
-    );
+    // The backend sees the name.
+    let host = format!("{DOMAIN}:{}", setup.address().port());
+    assert_eq!(setup.get(DOMAIN), ("200".to_owned(), host));
     // The name counts in any case, with a port and a final dot.
-    let mut caller = setup
-        .connect(&setup.caller(&[b"http/1.1"]), DOMAIN)
-        .unwrap();
+    let config = setup.caller(&[b"http/1.1"]);
+    let mut caller = setup.connect(&config, DOMAIN).unwrap();
     for host in [
         "API.customer.TEST",
         "api.customer.test.",
@@ -89,9 +75,7 @@ fn a_domain_is_served_once_dns_proves_it_and_an_authority_has_issued_its_certifi
         assert_eq!(setup.ask(&mut caller, host), 200, "{host}");
     }
 
-    setup
-        .command(&["domain", "remove", "demo", DOMAIN])
-        .unwrap();
+    setup.remove(DOMAIN);
     let refused = "the open connection refuses the domain";
     within_a_second(refused, || {
         eventually(refused, || {
@@ -103,52 +87,39 @@ fn a_domain_is_served_once_dns_proves_it_and_an_authority_has_issued_its_certifi
 
 #[test]
 fn a_txt_record_proves_a_domain_and_a_domain_that_loses_its_proof_is_served_for_a_while() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     let added = setup.add(DOMAIN).unwrap();
     let (name, token) = (&added["txt"]["name"], &added["txt"]["value"]);
     let (name, token) = (name.as_str().unwrap(), token.as_str().unwrap());
     assert_eq!(name, format!("_gw-domain.{DOMAIN}"));
-    setup
-        .named
-        .update(&[&format!("add {name} 1 TXT \"{token}\"")]);
-    let checked = setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
+    let delete = format!("delete {name} TXT");
+    let add = format!("add {name} 1 TXT \"{token}\"");
+    setup.named.update(&[&add]);
+    let checked = setup.check(DOMAIN);
     assert_eq!(checked["status"], "active", "{checked}");
 
-    setup.named.update(&[
-        &format!("delete {name} TXT"),
-        &format!("add {name} 1 TXT \"gw-another\""),
-    ]);
-    let checked = setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
+    let another = format!("add {name} 1 TXT \"gw-another\"");
+    setup.named.update(&[&delete, &another]);
+    let checked = setup.check(DOMAIN);
     assert_eq!(checked["status"], "lost", "{checked}");
     assert!(checked["served_until"].is_string());
-    let warnings = &setup.served.log;
-    warnings.line_with("the proof of an own domain has changed");
-    let callers = Arc::new(client_config_of(
-        rustls::DEFAULT_VERSIONS,
-        &setup.prepared.path("data/dev-ca.crt"),
-        &[b"http/1.1"],
-        None,
-    ));
-    // Its address does not lead here, so it has no certificate; the listener answers for it all the
-    // same.
-    assert!(setup.connect(&callers, DOMAIN).is_none());
+    let warning = "the proof of an own domain has changed";
+    setup.served.log.line_with(warning);
+    // Its address does not lead here, so it has no certificate. The listener answers with that of
+    // the region.
+    assert!(setup.connect(&setup.caller_of_region(), DOMAIN).is_none());
 
-    setup
-        .named
-        .update(&[&format!("add {name} 1 TXT \"{token}\"")]);
-    let checked = setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
-    assert_eq!(checked["status"], "active");
+    setup.named.update(&[&add]);
+    assert_eq!(setup.check(DOMAIN)["status"], "active");
 }
 
 #[test]
-fn names_of_others_are_refused() {
-    if !usable(&PROGRAMS) {
+fn names_that_no_service_can_have_are_refused() {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     for (name, cause) in [
         ("eu1.gw.localhost", "is a name of the region"),
         ("other--api.eu1.gw.localhost", "is a name of the region"),
@@ -162,60 +133,45 @@ fn names_of_others_are_refused() {
         let error = setup.add(name).unwrap_err();
         assert!(error.contains(cause), "{name}: {error}");
     }
+}
 
+#[test]
+fn a_domain_moves_to_another_account_once_its_holder_does_not_prove_it() {
+    let Some(setup) = Setup::new() else {
+        return;
+    };
     setup.serve(DOMAIN);
-    setup.command(&["account", "create", "rival"]).unwrap();
-    setup
-        .command(&["service", "create", "rival", "api"])
-        .unwrap();
-    let taken = setup.command(&["domain", "add", "rival", "api", DOMAIN]);
-    let error = taken.unwrap_err();
-    assert!(
-        error.contains("another service has it, so a proof is needed"),
-        "{error}"
-    );
+    setup.api().create_service("rival", "api");
+    let add = |domain: &str| setup.add_to(["rival", "api"], domain);
+    let error = add(DOMAIN).unwrap_err();
+    let reason = "another service has it, so a proof is needed";
+    assert!(error.contains(reason), "{error}");
     for action in ["remove", "check"] {
         let other = setup.command(&["domain", action, "rival", DOMAIN]);
         assert!(other.is_err(), "{action}");
     }
 
     // Both claims are proved: the holder keeps the name.
-    let token = setup
-        .command(&["domain", "add", "rival", "api", "x.customer.test"])
-        .unwrap();
-    let token = token["txt"]["value"].as_str().unwrap().to_owned();
-    setup
-        .named
-        .update(&[&format!("add _gw-domain.{DOMAIN} 1 TXT \"{token}\"")]);
-    let error = setup
-        .command(&["domain", "add", "rival", "api", DOMAIN])
-        .unwrap_err();
-    assert!(
-        error.contains("still proves it for another service"),
-        "{error}"
-    );
-    // The record of the holder is gone: the name moves.
+    let token = add("x.customer.test").unwrap()["txt"]["value"].take();
+    let record = format!("add _gw-domain.{DOMAIN} 1 TXT {token}");
+    setup.named.update(&[&record]);
+    let error = add(DOMAIN).unwrap_err();
+    let reason = "still proves it for another service";
+    assert!(error.contains(reason), "{error}");
+    // The record of the holder is gone: the name moves. The key of the holder stays with it.
     setup.named.update(&[&format!("delete {DOMAIN} CNAME")]);
-    let moved = setup
-        .command(&["domain", "add", "rival", "api", DOMAIN])
-        .unwrap();
-    assert_eq!(
-        (&moved["status"], &moved["account"]),
-        (&json!("active"), &json!("rival"))
-    );
-    assert!(
-        moved.get("certificate").is_none(),
-        "the key of the holder stays with it"
-    );
+    let moved = add(DOMAIN).unwrap();
+    assert_eq!(moved["status"], "active", "{moved}");
+    assert_eq!(moved["account"], "rival", "{moved}");
+    assert_eq!(moved.get("certificate"), None);
     assert_eq!(setup.show(DOMAIN), Value::Null);
 }
 
 #[test]
 fn a_connection_for_one_domain_serves_no_other_name() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.serve(DOMAIN);
     setup.serve(OTHER);
     let config = setup.caller(&[b"http/1.1"]);
@@ -224,40 +180,32 @@ fn a_connection_for_one_domain_serves_no_other_name() {
     for host in [OTHER, HOST, "eu1.gw.localhost", "unknown.customer.test"] {
         assert_eq!(setup.ask(&mut caller, host), 421, "{host}");
     }
-    // Nor does one for a name of the region.
-    let region = client_config_of(
-        rustls::DEFAULT_VERSIONS,
-        &setup.prepared.path("data/dev-ca.crt"),
-        &[b"http/1.1"],
-        None,
-    );
-    let mut caller = setup.connect(&Arc::new(region), HOST).unwrap();
+    // A connection for a name of the region does not serve the domain either.
+    let mut caller = setup.connect(&setup.caller_of_region(), HOST).unwrap();
     assert_eq!(setup.ask(&mut caller, DOMAIN), 421);
     assert_eq!(setup.ask(&mut caller, HOST), 200);
-
-    // A ticket resumes for its name alone.
-    let kind = |name: &str, config: &Arc<ClientConfig>| {
-        let mut caller = setup.connect(config, name).unwrap();
-        assert_eq!(setup.ask(&mut caller, name), 200);
-        caller.stream.conn.handshake_kind().unwrap()
-    };
-    let tickets = Arc::new(ClientSessionMemoryCache::new(8));
-    let keeping = |store: Arc<dyn ClientSessionStore>| {
-        let mut config = ClientConfig::clone(&config);
-        config.resumption = Resumption::store(store);
-        Arc::new(config)
-    };
-    let kept = keeping(tickets.clone());
-    assert_eq!(kind(DOMAIN, &kept), HandshakeKind::Full);
-    assert_eq!(kind(DOMAIN, &kept), HandshakeKind::Resumed);
-    let crossed = keeping(Arc::new(Crossing(tickets, DOMAIN)));
-    assert_eq!(kind(OTHER, &crossed), HandshakeKind::Full);
+    tickets_resume_for_their_name_alone(&setup, &config);
 
     // Handshakes of challenges are answered for orders alone.
     let challenge = setup.caller(&[b"acme-tls/1"]);
     for name in [DOMAIN, "unknown.customer.test", "eu1.gw.localhost"] {
         assert!(setup.connect(&challenge, name).is_none(), "{name}");
     }
+}
+
+fn tickets_resume_for_their_name_alone(setup: &Setup, config: &ClientConfig) {
+    let kind = |name: &str, store: Arc<dyn ClientSessionStore>| {
+        let mut config = config.clone();
+        config.resumption = Resumption::store(store);
+        let mut caller = setup.connect(&Arc::new(config), name).unwrap();
+        assert_eq!(setup.ask(&mut caller, name), 200);
+        caller.stream.conn.handshake_kind().unwrap()
+    };
+    let tickets = Arc::new(ClientSessionMemoryCache::new(8));
+    assert_eq!(kind(DOMAIN, tickets.clone()), HandshakeKind::Full);
+    assert_eq!(kind(DOMAIN, tickets.clone()), HandshakeKind::Resumed);
+    let crossing = Arc::new(Crossing(tickets, DOMAIN));
+    assert_eq!(kind(OTHER, crossing), HandshakeKind::Full);
 }
 
 /// Offers the tickets of one name to every server.
@@ -282,9 +230,8 @@ impl ClientSessionStore for Crossing {
     fn insert_tls13_ticket(&self, _: ServerName<'static>, _: Tls13ClientSessionValue) {}
 
     fn take_tls13_ticket(&self, _: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
-        let ticket = self
-            .0
-            .take_tls13_ticket(&ServerName::try_from(self.1).unwrap());
+        let name = ServerName::try_from(self.1).unwrap();
+        let ticket = self.0.take_tls13_ticket(&name);
         assert!(ticket.is_some(), "a ticket is offered");
         ticket
     }
@@ -292,65 +239,27 @@ impl ClientSessionStore for Crossing {
 
 #[test]
 fn an_uploaded_certificate_is_served_and_checked_first() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
-    let write = |name: &str, domain: &str| -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new([domain.to_owned()])
-            .unwrap()
-            .self_signed(&key)
-            .unwrap();
-        let path = |end: &str| {
-            setup
-                .prepared
-                .path(&format!("{name}.{end}"))
-                .display()
-                .to_string()
-        };
-        fs::write(path("pem"), certificate.pem()).unwrap();
-        fs::write(path("key"), key.serialize_pem()).unwrap();
-        (path("pem"), path("key"))
     };
-    let upload = |certificate: &str, key: &str| {
-        setup.command(&[
-            "certificate",
-            "upload",
-            "demo",
-            DOMAIN,
-            "--certificate",
-            certificate,
-            "--key",
-            key,
-        ])
-    };
-    let (good, good_key) = write("good", DOMAIN);
-    let (other, other_key) = write("other", OTHER);
-    let error = upload(&good, &good_key).unwrap_err();
-    assert!(
-        error.contains("no domain api.customer.test of account demo"),
-        "{error}"
-    );
-    setup
-        .named
-        .update(&[&format!("add {DOMAIN} 1 CNAME {HOST}")]);
+    let [good, other] = [DOMAIN, OTHER].map(|domain| Pair::write(&setup.prepared, domain, |_| {}));
+    let upload = |certificate: &Path, key: &Path| setup.try_upload(DOMAIN, certificate, key);
+    let error = upload(&good.certificate, &good.key).unwrap_err();
+    let reason = "no domain api.customer.test of account demo";
+    assert!(error.contains(reason), "{error}");
+    setup.lead_here(DOMAIN);
     setup.add(DOMAIN).unwrap();
+    let is_for_other = "is for shop.customer.test, and not for api.customer.test";
+    let is_no_match = "the key does not match the certificate";
     for (certificate, key, cause) in [
-        (
-            &other,
-            &other_key,
-            "is for shop.customer.test, and not for api.customer.test",
-        ),
-        (&good, &other_key, "the key does not match the certificate"),
-        (&good_key, &good_key, "no certificate"),
+        (&other.certificate, &other.key, is_for_other),
+        (&good.certificate, &other.key, is_no_match),
+        (&good.key, &good.key, "no certificate"),
     ] {
         let error = upload(certificate, key).unwrap_err();
         assert!(error.contains(cause), "{error}");
     }
-    let shown = upload(&good, &good_key).unwrap();
-    assert_eq!(shown["certificate"]["source"], "uploaded");
-    fs::copy(&good, setup.root()).unwrap();
+    setup.upload(DOMAIN, &good);
     eventually("the uploaded certificate is served", || {
         (setup.get(DOMAIN).0 == "200").then_some(())
     });
@@ -384,10 +293,8 @@ fn every_node_of_a_region_serves_a_domain_and_answers_its_challenge() {
     let domains = [DOMAIN, OTHER, "a.customer.test"];
     for domain in domains {
         named.update(&[&format!("add {domain} 1 CNAME {HOST}")]);
-        let added = region.api(0).post(
-            "/accounts/demo/services/echo/domains",
-            &json!({ "name": domain }),
-        );
+        let path = "/accounts/demo/services/echo/domains";
+        let added = region.api(0).post(path, &json!({ "name": domain }));
         assert_eq!(added["status"], "active", "{added}");
     }
     let root = region.data(0).with_file_name("root.pem");
@@ -411,19 +318,16 @@ fn every_node_of_a_region_serves_a_domain_and_answers_its_challenge() {
 
 #[test]
 fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let plain = free_address();
-    let setup = Setup::with(Changes {
+    let Some(setup) = Setup::with(Changes {
         // Nothing listens where the authority connects for a proof in a handshake.
         tls_port: Some(free_address().port()),
         plain: Some(plain),
         ..Changes::default()
-    });
-    setup
-        .named
-        .update(&[&format!("add {DOMAIN} 1 CNAME {HOST}")]);
+    }) else {
+        return;
+    };
+    setup.lead_here(DOMAIN);
     setup.add(DOMAIN).unwrap();
     let refused = eventually("a refused order", || {
         let shown = setup.show(DOMAIN);
@@ -433,18 +337,13 @@ fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
     assert!(failure.contains("refused"), "{failure}");
     // The next order is proved in plain HTTP, and need not wait for a minute if an administrator
     // looks.
-    setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
+    setup.check(DOMAIN);
     setup.await_certificate(DOMAIN);
     assert_eq!(setup.get(DOMAIN).0, "200");
 
     let output = Command::new("curl")
-        .args([
-            "--silent",
-            "--output",
-            "/dev/null",
-            "--write-out",
-            "%{http_code} %{redirect_url}",
-        ])
+        .args(["--silent", "--output", "/dev/null"])
+        .args(["--write-out", "%{http_code} %{redirect_url}"])
         .args(["--resolve", &format!("{DOMAIN}:{}:127.0.0.1", plain.port())])
         .arg(format!("http://{DOMAIN}:{}/a?b=c", plain.port()))
         .output()

@@ -10,14 +10,12 @@ use crate::support::agents::modified_agent::{self, ACCOUNT, HOST, STREAMS, Tunne
 use crate::support::agents::tunnel_frames::hello;
 use crate::support::apex::post_json;
 use crate::support::eventually;
+use crate::support::request_log::assert_fields;
 use crate::support::scene::Scene;
 
 fn csr(key: &KeyPair) -> String {
-    CertificateParams::default()
-        .serialize_request(key)
-        .unwrap()
-        .pem()
-        .unwrap()
+    let csr = CertificateParams::default().serialize_request(key);
+    csr.unwrap().pem().unwrap()
 }
 
 fn certificate_of(reply: &Value) -> CertificateDer<'static> {
@@ -36,10 +34,8 @@ fn renew(scene: &Scene, tunnel: &mut Tunnel, key: &KeyPair) -> CertificateDer<'s
 /// Opens a tunnel with this certificate, and waits until the gateway has registered it.
 fn tunnel(scene: &Scene, certificate: &CertificateDer<'static>, key: &KeyPair) -> Tunnel {
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
-    let mut tunnel = Tunnel::upgrade(
-        connection(&scene.about, HOST, (certificate.clone(), key)),
-        HOST,
-    );
+    let connection = connection(&scene.about, HOST, (certificate.clone(), key));
+    let mut tunnel = Tunnel::upgrade(connection, HOST);
     tunnel.0.send(hello(STREAMS));
     // READY
     tunnel.next_of(Kind::Message).unwrap();
@@ -77,24 +73,15 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     eventually("the replaced key is forgotten", || {
         (!forgotten().is_empty()).then_some(())
     });
-    assert_eq!(
-        (
-            ask_with(&stolen).status.as_u16(),
-            ask_with(&stolen).code().as_str()
-        ),
-        (401, "GW_ENROLLMENT_INVALID")
-    );
+    let refused = ask_with(&stolen);
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.code(), "GW_ENROLLMENT_INVALID");
     assert_eq!(ask_with(&new).status, 200);
 
     // One change for a renewal, however many tunnels follow.
     drop((first, tunnel(&scene, &certificate, &new)));
     let entries = forgotten();
     assert_eq!(entries.len(), 1, "{entries:?}");
-    for (member, expected) in [
-        ("actor", "gateway"),
-        ("target", agent.as_str()),
-        ("account", ACCOUNT),
-    ] {
-        assert_eq!(entries[0][member], expected);
-    }
+    let expected = json!({ "actor": "gateway", "target": agent, "account": ACCOUNT });
+    assert_fields(&entries[0], &expected);
 }

@@ -50,23 +50,19 @@ impl Deployment {
         fs::write(&config, format!("backend = \"{backend}\"\n")).unwrap();
         fs::create_dir(&state).unwrap();
         let mut command = gw_agent();
-        command
-            .arg("run")
-            .arg("--config")
-            .arg(config)
-            .arg("--state-dir")
-            .arg(state)
-            .stdin(Stdio::null());
+        command.args(["run", "--config"]).arg(config);
+        command.arg("--state-dir").arg(state).stdin(Stdio::null());
         command.env_remove("GW_ENROLLMENT_TOKEN");
         command
     }
 
-    /// Adds the options with which a pod enrolls.
-    fn with_token<'a>(&self, pod: &'a mut Command) -> &'a mut Command {
-        pod.args(["--gateway", &self.scene.about.base_url])
-            .arg("--token-file")
-            .arg(self.path("token"));
-        pod.arg("--ca-file").arg(&self.scene.about.ca_file)
+    /// Starts a pod, which enrolls.
+    fn start_pod(&self, name: &str, backend: &str) -> Running {
+        let mut pod = self.pod(name, backend);
+        pod.args(["--gateway", &self.scene.about.base_url]);
+        pod.arg("--token-file").arg(self.path("token"));
+        pod.arg("--ca-file").arg(&self.scene.about.ca_file);
+        Running::new(pod.spawn().unwrap())
     }
 
     fn request(&self) -> Caller {
@@ -80,12 +76,9 @@ impl Deployment {
 
     /// Ids of the agents that have a tunnel of the service.
     fn connected(&self) -> BTreeSet<String> {
-        let of_service = self
-            .scene
-            .tunnels()
-            .into_iter()
-            .filter(|tunnel| tunnel.service == "acme--api");
-        of_service.map(|tunnel| tunnel.agent_id).collect()
+        let mut tunnels = self.scene.tunnels();
+        tunnels.retain(|tunnel| tunnel.service == "acme--api");
+        tunnels.into_iter().map(|tunnel| tunnel.agent_id).collect()
     }
 
     fn wait_for_tunnels(&self, count: usize) -> BTreeSet<String> {
@@ -97,18 +90,15 @@ impl Deployment {
     /// Ids of the agents in the list of the administration.
     fn listed(&self) -> BTreeSet<String> {
         let agents = self.scene.api().agents("acme");
-        assert!(
-            agents.iter().all(|agent| agent["ephemeral"] == true),
-            "{agents:?}"
-        );
-        agents
-            .iter()
-            .map(|agent| agent["agent_id"].as_str().unwrap().to_owned())
-            .collect()
+        let ids = agents.iter().map(|agent| {
+            assert_eq!(agent["ephemeral"], true, "{agent}");
+            agent["agent_id"].as_str().unwrap().to_owned()
+        });
+        ids.collect()
     }
 }
 
-/// How many requests each backend has got, and whether they are answered.
+/// Number of requests at each backend, and whether they are answered.
 #[derive(Default)]
 struct Held {
     requests: [usize; 3],
@@ -122,11 +112,8 @@ fn holding_backend(held: Arc<(Mutex<Held>, Condvar)>, number: usize) -> String {
         while peer.request().is_ok() {
             held.lock().unwrap().requests[number] += 1;
             changed.notify_all();
-            drop(
-                changed
-                    .wait_while(held.lock().unwrap(), |held| !held.released)
-                    .unwrap(),
-            );
+            let known = held.lock().unwrap();
+            drop(changed.wait_while(known, |held| !held.released).unwrap());
             peer.send("HTTP/1.1 204 X\r\n\r\n");
         }
     })
@@ -139,45 +126,30 @@ fn three_replicas_relay_and_end_in_order() {
     let mut pods: Vec<Running> = (0..3)
         .map(|number| {
             let backend = holding_backend(Arc::clone(&held), number);
-            Running::new(
-                it.with_token(&mut it.pod(&format!("pod-{number}"), &backend))
-                    .spawn()
-                    .unwrap(),
-            )
+            it.start_pod(&format!("pod-{number}"), &backend)
         })
         .collect();
     let agents = it.wait_for_tunnels(3);
     assert_eq!(it.listed(), agents);
 
-    // Until each of them has a request; no request ends before.
+    // Requests are sent until each agent has one. None is answered before.
     let mut callers = Vec::new();
-    while held.0.lock().unwrap().requests.contains(&0) {
-        assert!(
-            callers.len() < 200,
-            "some agents get no requests: {:?}",
-            held.0.lock().unwrap().requests
-        );
+    let (held, changed) = &*held;
+    let requests = || held.lock().unwrap().requests;
+    while requests().contains(&0) {
+        assert!(callers.len() < 200, "idle agents: {:?}", requests());
         callers.push(it.request());
-        let arrived = |held: &mut Held| held.requests.iter().sum::<usize>() < callers.len();
-        let waited = held
-            .1
-            .wait_timeout_while(held.0.lock().unwrap(), SOON, arrived)
-            .unwrap()
-            .1;
-        assert!(!waited.timed_out(), "a request did not arrive");
+        let is_missing = |held: &mut Held| held.requests.iter().sum::<usize>() < callers.len();
+        let waited = changed.wait_timeout_while(held.lock().unwrap(), SOON, is_missing);
+        assert!(!waited.unwrap().1.timed_out(), "a request did not arrive");
     }
-    held.0.lock().unwrap().released = true;
-    held.1.notify_all();
-    assert!(
-        callers
-            .into_iter()
-            .all(|mut caller| caller.response().status == 204)
-    );
+    held.lock().unwrap().released = true;
+    changed.notify_all();
+    for mut caller in callers {
+        assert_eq!(caller.response().status, 204);
+    }
 
-    for pod in &mut pods {
-        pod.signal("TERM");
-        assert_eq!(pod.exit_code(), Some(0));
-    }
+    pods.iter_mut().for_each(Running::stop);
     it.wait_for_tunnels(0);
     assert_eq!(it.listed(), agents);
 }
@@ -186,10 +158,10 @@ fn three_replicas_relay_and_end_in_order() {
 fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     let it = Deployment::new();
     let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
-    let mut pod = Running::new(it.with_token(&mut it.pod("pod", &backend)).spawn().unwrap());
+    let mut pod = it.start_pod("pod", &backend);
     let before = it.wait_for_tunnels(1);
     let api = it.scene.api();
-    // As the gateway does when its machine has been away for an hour.
+    // The gateway does the same with an agent that has been away for an hour.
     api.delete_agent("acme", before.first().unwrap());
     let after = eventually("the agent has a new record and a tunnel", || {
         Some(it.connected()).filter(|connected| connected.len() == 1 && *connected != before)
@@ -201,9 +173,8 @@ fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     eventually("the agent has another record and a tunnel", || {
         Some(it.connected()).filter(|connected| connected.len() == 1 && *connected != after)
     });
-    // It is still the same process for its service manager.
-    pod.signal("TERM");
-    assert_eq!(pod.exit_code(), Some(0));
+    // The process that the service manager started is still the same.
+    pod.stop();
 }
 
 #[test]
@@ -216,10 +187,8 @@ fn an_agent_without_a_token_whose_record_was_deleted_says_what_to_do() {
     it.wait_for_tunnels(1);
     it.scene.api().delete_agent("acme", &agent);
     let line = log.line_with("the gateway does not know this agent");
-    assert!(
-        line.contains("gw-agent enroll --force") && line.contains("ERROR"),
-        "{line}"
-    );
-    pod.signal("TERM");
-    assert_eq!(pod.exit_code(), Some(0));
+    for part in ["gw-agent enroll --force", "ERROR"] {
+        assert!(line.contains(part), "{line}");
+    }
+    pod.stop();
 }

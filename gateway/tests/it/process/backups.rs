@@ -2,8 +2,8 @@
 
 mod running;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,10 +12,13 @@ use std::thread;
 
 use serde_json::json;
 
+use crate::support::admin_api::Api;
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{config_text, gw_gateway};
+use crate::support::processes::process::{Served, config_text, gw_gateway};
 use crate::support::{eventually, programs};
+
+const HELLO: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 
 /// Exit code, standard output and standard error.
 fn run(command: &mut Command) -> (i32, String, String) {
@@ -28,27 +31,35 @@ fn run(command: &mut Command) -> (i32, String, String) {
     )
 }
 
-fn backup(connection: &[&str], file: &Path) -> Command {
+fn backup(connection: &[impl AsRef<OsStr>], file: &Path) -> Command {
     let mut command = gw_gateway();
     command.arg("backup").args(connection).arg(file);
     command
 }
 
 /// Options that name the administration API of a gateway and its token.
-fn connection<'a>(url: &'a str, token: &'a Path) -> [&'a str; 4] {
-    let token = token.to_str().unwrap();
-    ["--admin-url", url, "--admin-token-file", token]
+fn connection(prepared: &Prepared, served: &Served) -> [String; 4] {
+    let url = format!("http://{}", served.admin_address);
+    let token = prepared.path("data/admin.token").display().to_string();
+    [
+        "--admin-url".to_owned(),
+        url,
+        "--admin-token-file".to_owned(),
+        token,
+    ]
+}
+
+/// Options that name the configuration of a gateway that does not run.
+fn of_stopped(config: &Path) -> [&str; 2] {
+    ["--config", config.to_str().unwrap()]
 }
 
 /// Writes a configuration with the data folder `name` beside it.
 fn config(prepared: &Prepared, name: &str) -> PathBuf {
     let path = prepared.path(&format!("{name}.toml"));
-    fs::write(
-        &path,
-        config_text(&prepared.path(name), 0)
-            .replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers"),
-    )
-    .unwrap();
+    let text = config_text(&prepared.path(name), 0);
+    let text = text.replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers");
+    fs::write(&path, text).unwrap();
     path
 }
 
@@ -73,36 +84,31 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Creates the account of this number; returns the status of the answer.
-fn create_account(prepared: &Prepared, admin: SocketAddr, number: usize) -> u16 {
-    let account = json!({ "id": format!("load{number}") });
-    let reply = prepared.api(admin).ask("POST", "/accounts", &account);
-    reply.status
+/// Creates an account; returns the status of the answer.
+fn create_account(api: &Api, id: &str) -> u16 {
+    api.ask("POST", "/accounts", &json!({ "id": id })).status
 }
 
-/// Backs a gateway up while requests are relayed at `address`, and accounts are created at `admin`.
-/// Returns the number of accounts created before the backup, by its end, and in all.
-fn back_up_under_load(
-    prepared: &Prepared,
-    [address, admin]: [SocketAddr; 2],
-    mut backup: Command,
-) -> (usize, usize, usize) {
+/// Backs a gateway up while requests are relayed, and accounts are created. Returns the number of
+/// accounts created before the backup, and by its end.
+fn back_up_under_load(prepared: &Prepared, served: &Served, mut backup: Command) -> (usize, usize) {
     let created = AtomicUsize::new(0);
     let relayed = AtomicUsize::new(0);
     let is_done = AtomicBool::new(false);
-    let (before, after) = thread::scope(|scope| {
+    let api = prepared.api(served.admin_address);
+    let address = served.address;
+    thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
-                let number = created.load(Ordering::Relaxed);
-                assert_eq!(create_account(prepared, admin, number), 201);
+                let id = format!("load{}", created.load(Ordering::Relaxed));
+                assert_eq!(create_account(&api, &id), 201);
                 created.fetch_add(1, Ordering::Relaxed);
             }
         });
         scope.spawn(|| {
             let mut caller = prepared.connect(address);
             while !is_done.load(Ordering::Relaxed) {
-                caller.send(prepared.get("/"));
-                assert_eq!(caller.response().status, 200);
+                assert_eq!(caller.ask(prepared.get("/")).status, 200);
                 relayed.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -120,47 +126,47 @@ fn back_up_under_load(
         is_done.store(true, Ordering::Relaxed);
         assert_eq!(code, 0, "{out}{err}");
         (before, after)
-    });
-    (before, after, created.into_inner())
+    })
 }
 
 #[test]
-fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
+fn a_backup_under_load_has_all_changes_from_before_it_and_none_from_after_it() {
     let prepared = Prepared::new();
-    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
-    let (served, agent) = prepared.start(&backend);
-    let create = |admin, number| create_account(&prepared, admin, number);
+    let (served, agent) = prepared.start(&backend::answering(HELLO));
     let file = prepared.path("backup.tar.zst");
-    let url = format!("http://{}", served.admin_address);
-    let token = prepared.path("data/admin.token");
-    let connection = connection(&url, &token);
-    let addresses = [served.address, served.admin_address];
-    let (before, after, last) =
-        back_up_under_load(&prepared, addresses, backup(&connection, &file));
+    let command = backup(&connection(&prepared, &served), &file);
+    let (before, after) = back_up_under_load(&prepared, &served, command);
     assert_eq!(mode(&file), 0o600);
-    let first = prepared.path("first.tar.zst");
-    let size = fs::copy(&file, &first).unwrap();
-    a_file_is_replaced_on_demand_only(&connection, &file, size);
-    // The same from standard output.
-    let piped = prepared.path("piped.tar.zst");
-    let mut command = backup(&connection, Path::new("-"));
-    assert!(
-        command
-            .stdout(File::create(&piped).unwrap())
-            .status()
-            .unwrap()
-            .success()
+    drop((agent, served));
+    let partial = |name: &String| name.ends_with(".partial");
+    assert!(!names(&prepared.path("data")).iter().any(partial));
+
+    // The change that was not answered yet at its end may be in it.
+    let (code, _, message) = restore(&config(&prepared, "restored"), &file);
+    assert_eq!(code, 0, "{message}");
+    let served = prepared.serve_with(&config_text(&prepared.path("restored"), 0));
+    let api = prepared.api(served.admin_address);
+    let create = |number| create_account(&api, &format!("load{number}"));
+    assert_eq!([before - 1, after + 1].map(create), [200, 201]);
+}
+
+#[test]
+fn a_restored_gateway_has_the_same_agent_keys_and_accounts() {
+    let prepared = Prepared::new();
+    let backend = backend::answering(HELLO);
+    let (served, agent) = prepared.start(&backend);
+    assert_eq!(
+        create_account(&prepared.api(served.admin_address), "before"),
+        201
     );
+    // From standard output.
+    let piped = prepared.path("piped.tar.zst");
+    let mut command = backup(&connection(&prepared, &served), Path::new("-"));
+    command.stdout(File::create(&piped).unwrap());
+    assert!(command.status().unwrap().success());
 
     // Nothing of the first gateway is left but the backup, and the trusted authority of callers.
     drop((agent, served));
-    assert_eq!(
-        names(&prepared.path("data"))
-            .iter()
-            .filter(|name| name.ends_with(".partial"))
-            .count(),
-        0
-    );
     let restored = config(&prepared, "restored");
     let (code, out, err) = restore(&restored, &piped);
     assert_eq!(code, 0, "{err}");
@@ -180,32 +186,30 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     let _agent = prepared.run_agent(served.address.port(), &backend);
     prepared.wait_for_tunnel(served.address);
     let mut caller = prepared.connect(served.address);
-    caller.send(prepared.get("/"));
-    assert_eq!(caller.response().status, 200);
-    // 200: the account exists. The last backup has all accounts; the admin token is the same.
-    assert_eq!(create(served.admin_address, last - 1), 200);
-    assert_eq!(create(served.admin_address, last), 201);
-    drop(served);
-
-    // The first backup has everything that was answered before it began, and nothing from after its
-    // end. The change that was not answered yet at its end may be in it.
-    let (code, _, err) = restore(&config(&prepared, "first"), &first);
-    assert_eq!(code, 0, "{err}");
-    let served = prepared.serve_with(&config_text(&prepared.path("first"), 0));
-    assert_eq!(create(served.admin_address, before - 1), 200);
-    assert_eq!(create(served.admin_address, after + 1), 201);
+    assert_eq!(caller.ask(prepared.get("/")).status, 200);
+    // 200: the account exists. The admin token is the same.
+    let api = prepared.api(served.admin_address);
+    let create = |id| create_account(&api, id);
+    assert_eq!(["before", "later"].map(create), [200, 201]);
 }
 
-fn a_file_is_replaced_on_demand_only(connection: &[&str], file: &Path, size: u64) {
-    let (code, _, message) = run(&mut backup(connection, file));
+#[test]
+fn the_file_of_a_backup_is_replaced_on_demand_only() {
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    let connection = connection(&prepared, &served);
+    let file = prepared.path("backup.tar.zst");
+    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
+    let size = fs::metadata(&file).unwrap().len();
+    let (code, _, message) = run(&mut backup(&connection, &file));
     assert!(
         code == 2 && message.contains("exists; give another name, or --force"),
         "{message}"
     );
-    let (code, out, err) = run(backup(connection, file).args(["--force", "--json"]));
+    let (code, out, err) = run(backup(&connection, &file).args(["--force", "--json"]));
     assert_eq!(code, 0, "{err}");
     let told: serde_json::Value = out.parse().unwrap();
-    assert_eq!(told["bytes"], fs::metadata(file).unwrap().len());
+    assert_eq!(told["bytes"], fs::metadata(&file).unwrap().len());
     assert!(told["bytes"].as_u64().unwrap() >= size / 2);
 }
 
@@ -233,20 +237,14 @@ fn the_folder_is_private(folder: &Path) {
 fn changes_answered_before_a_backup_are_in_it() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let create = |admin, id: &str| {
-        let api = prepared.api(admin);
-        api.ask("POST", "/accounts", &json!({ "id": id })).status
-    };
-    assert_eq!(create(served.admin_address, "before"), 201);
-    // The token may be used after the backup, which then has it unused.
     let api = prepared.api(served.admin_address);
+    assert_eq!(create_account(&api, "before"), 201);
+    // The token may be used after the backup, which then has it unused.
     api.create_enrollment_token("demo", &["echo"]);
-    let url = format!("http://{}", served.admin_address);
     let file = prepared.path("backup.tar.zst");
-    let token = prepared.path("data/admin.token");
-    let connection = connection(&url, &token);
-    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
-    assert_eq!(create(served.admin_address, "later"), 201);
+    let command = &mut backup(&connection(&prepared, &served), &file);
+    assert_eq!(run(command).0, 0);
+    assert_eq!(create_account(&api, "later"), 201);
     drop(served);
     let (code, out, err) = restore(&config(&prepared, "restored"), &file);
     assert!(
@@ -254,19 +252,12 @@ fn changes_answered_before_a_backup_are_in_it() {
         "{out}{err}"
     );
     let served = prepared.serve_with(&config_text(&prepared.path("restored"), 0));
-    assert_eq!(create(served.admin_address, "before"), 200);
-    assert_eq!(create(served.admin_address, "later"), 201);
-    let url = format!("http://{}", served.admin_address);
-    let items = |command: &[&str]| {
-        let mut list = gw_gateway();
-        list.args(command)
-            .args(self::connection(&url, &token))
-            .arg("--json");
-        let list: serde_json::Value = run(&mut list).1.parse().unwrap();
-        list["items"].as_array().unwrap().clone()
-    };
-    assert!(items(&["enrollment-token", "list", "demo"]).is_empty());
-    let audit = items(&["audit", "list"]);
+    let api = prepared.api(served.admin_address);
+    let create = |id| create_account(&api, id);
+    assert_eq!(["before", "later"].map(create), [200, 201]);
+    let tokens = api.list("/accounts/demo/enrollment-tokens");
+    assert!(tokens.is_empty(), "{tokens:?}");
+    let audit = api.list("/audit-log");
     let actions: Vec<&str> = audit
         .iter()
         .map(|entry| entry["action"].as_str().unwrap())
@@ -279,22 +270,16 @@ fn changes_answered_before_a_backup_are_in_it() {
         "account.create",
     ];
     assert_eq!(actions[..5], expected);
-    assert!(
-        !audit[1]["detail"]["deleted_enrollment_tokens"]
-            .as_array()
-            .unwrap()
-            .is_empty()
-    );
+    let deleted = audit[1]["detail"]["deleted_enrollment_tokens"].as_array();
+    assert!(!deleted.unwrap().is_empty());
 }
 
 #[test]
-fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
+fn a_gateway_that_was_never_started_is_not_backed_up() {
     let prepared = Prepared::new();
-    let config_of = |name: &str| config(&prepared, name);
     let file = prepared.path("backup.tar.zst");
-    // A gateway that was never started has no admin token, and no records.
-    let never = config_of("never");
-    let (code, _, err) = run(&mut backup(&["--config", never.to_str().unwrap()], &file));
+    let never = config(&prepared, "never");
+    let (code, _, err) = run(&mut backup(&of_stopped(&never), &file));
     let expected = format!(
         "gw-gateway: {}: it does not exist: no gateway with {} was ever started",
         prepared.path("never/gw.sqlite").display(),
@@ -304,55 +289,70 @@ fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
         code == 1 && err.starts_with(&expected) && !file.exists(),
         "{err}"
     );
-    let (code, _, err) = run(&mut backup(
-        &["--config", config_of("data").to_str().unwrap()],
-        &file,
-    ));
+}
+
+/// The file of a backup of a gateway that does not run.
+fn backup_of_stopped(prepared: &Prepared) -> PathBuf {
+    let file = prepared.path("backup.tar.zst");
+    let source = config(prepared, "data");
+    let (code, _, message) = run(&mut backup(&of_stopped(&source), &file));
+    assert_eq!(code, 0, "{message}");
+    file
+}
+
+#[test]
+fn a_stopped_gateway_is_backed_up_and_restored_from_standard_input() {
+    let prepared = Prepared::new();
+    let file = backup_of_stopped(&prepared);
+    let mut command = gw_gateway();
+    command
+        .args(["restore", "-", "--config"])
+        .arg(config(&prepared, "target"))
+        .stdin(Stdio::from(File::open(file).unwrap()));
+    let (code, _, err) = run(&mut command);
     assert_eq!(code, 0, "{err}");
-    let whole = fs::read(&file).unwrap();
-    let target = config_of("target");
-    let refused = |bytes: &[u8], expected: &str| {
-        let broken = prepared.path("broken");
-        fs::write(&broken, bytes).unwrap();
-        let (code, _, message) = restore(&target, &broken);
-        assert!(code == 1 && message.contains(expected), "{message}");
-        assert!(!prepared.path("target").exists());
-    };
-    for length in [0, 10, whole.len() / 2, whole.len() - 1] {
-        refused(&whole[..length], "the archive is damaged or incomplete");
+    prepared.serve_with(&config_text(&prepared.path("target"), 0));
+}
+
+/// Asserts that an archive is refused with this message, and that nothing of it is restored.
+fn assert_refused(prepared: &Prepared, target: &Path, archive: &[u8], expected: &str) {
+    let broken = prepared.path("broken");
+    fs::write(&broken, archive).unwrap();
+    let (code, _, message) = restore(target, &broken);
+    assert!(code == 1 && message.contains(expected), "{message}");
+    assert!(!prepared.path("target").exists());
+}
+
+#[test]
+fn damaged_archives_are_refused() {
+    const DAMAGED: &str = "the archive is damaged or incomplete";
+    let prepared = Prepared::new();
+    let whole = fs::read(backup_of_stopped(&prepared)).unwrap();
+    let target = config(&prepared, "target");
+    let refused =
+        |archive: &[u8], expected: &str| assert_refused(&prepared, &target, archive, expected);
+    let end = whole.len();
+    for length in [0, 10, end / 2, end - 1] {
+        refused(&whole[..length], DAMAGED);
     }
-    for at in [
-        whole.len() / 4,
-        whole.len() / 2,
-        whole.len() * 3 / 4,
-        whole.len() - 1,
-    ] {
+    for at in [end / 4, end / 2, end * 3 / 4, end - 1] {
         let mut flipped = whole.clone();
         flipped[at] ^= 1;
         refused(&flipped, "nothing was restored");
     }
-    refused(
-        b"not an archive at all",
-        "the archive is damaged or incomplete",
-    );
+    refused(b"not an archive at all", DAMAGED);
+}
+
+#[test]
+fn an_archive_of_another_region_is_refused() {
+    let prepared = Prepared::new();
+    let whole = fs::read(backup_of_stopped(&prepared)).unwrap();
+    let target = config(&prepared, "target");
     let text = fs::read_to_string(&target).unwrap();
     fs::write(&target, text.replace("eu1", "eu2")).unwrap();
-    refused(
-        &whole,
-        "is of the region eu1.gw.localhost, and the configuration is of eu2.gw.localhost",
-    );
-    fs::write(&target, text).unwrap();
-
-    // From standard input.
-    let mut command = gw_gateway();
-    command
-        .args(["restore", "-", "--config"])
-        .arg(&target)
-        .stdin(Stdio::from(File::open(&file).unwrap()));
-    let (code, _, err) = run(&mut command);
-    assert_eq!(code, 0, "{err}");
-    let served = prepared.serve_with(&config_text(&prepared.path("target"), 0));
-    drop(served);
+    let expected =
+        "is of the region eu1.gw.localhost, and the configuration is of eu2.gw.localhost";
+    assert_refused(&prepared, &target, &whole, expected);
 }
 
 /// Runs a command with a file system of one page at `folder`, in a namespace. Returns its exit
@@ -369,12 +369,10 @@ fn on_small_disk(folder: &Path, arguments: &[&Path]) -> (i32, String, String) {
 }
 
 #[test]
-fn a_full_disk_leaves_no_half_file_and_is_named() {
+fn a_backup_to_full_standard_output_says_so() {
     let prepared = Prepared::new();
     let config = config(&prepared, "data");
-    let connection = ["--config", config.to_str().unwrap()];
-    let mut command = backup(&connection, Path::new("-"));
-    let full = command
+    let full = backup(&of_stopped(&config), Path::new("-"))
         .stdout(File::create("/dev/full").unwrap())
         .stderr(Stdio::piped())
         .output()
@@ -384,9 +382,14 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
         full.status.code() == Some(1) && message.contains("standard output: No space left"),
         "{message}"
     );
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_file_and_is_named() {
     if !programs::usable(&["unshare"]) {
         return;
     }
+    let prepared = Prepared::new();
     // Secrets, so that the archive does not become smaller than a page.
     let served = prepared.serve_with(&prepared.config());
     let api = prepared.api(served.admin_address);
@@ -394,34 +397,29 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
         api.create_service_key("demo", &["echo"]);
     }
     drop(served);
+    let file = backup_of_stopped(&prepared);
     // For the file of the backup, and for the data folder of a restore.
     let small = prepared.path("small");
     fs::create_dir(&small).unwrap();
-    let on_small_disk = |arguments: &[&Path]| on_small_disk(&small, arguments);
-    let (code, left, message) = on_small_disk(&[
-        Path::new("backup"),
-        Path::new("--config"),
-        &config,
-        &small.join("file"),
-    ]);
-    assert!(
-        code == 1 && message.contains("file: No space left"),
-        "{message}"
-    );
-    assert_eq!(left, "");
-
-    let file = prepared.path("backup.tar.zst");
-    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
-    let target = self::config(&prepared, "small");
-    let (code, left, message) =
-        on_small_disk(&[Path::new("restore"), Path::new("--config"), &target, &file]);
-    assert!(code == 1 && message.contains("No space left"), "{message}");
-    assert!(
-        message
-            .contains("free space on the disk of data_dir and try again; nothing was restored\n"),
-        "{message}"
-    );
-    assert_eq!(left, "");
+    let remedy = "free space on the disk of data_dir and try again; nothing was restored\n";
+    for (command, data, file, parts) in [
+        (
+            "backup",
+            "data",
+            small.join("file"),
+            ["file: No space left"; 2],
+        ),
+        ("restore", "small", file, ["No space left", remedy]),
+    ] {
+        let config = config(&prepared, data);
+        let command = [Path::new(command), Path::new("--config"), &config, &file];
+        let (code, left, message) = on_small_disk(&small, &command);
+        assert!(
+            code == 1 && parts.iter().all(|part| message.contains(part)),
+            "{message}"
+        );
+        assert_eq!(left, "");
+    }
 }
 
 #[test]
@@ -453,7 +451,7 @@ fn only_a_regular_file_is_replaced() {
     fs::write(&file, "").unwrap();
     symlink("/dev/stdout", &link).unwrap();
     fs::create_dir(&folder).unwrap();
-    let connection = ["--config", config.to_str().unwrap()];
+    let connection = of_stopped(&config);
     let replace = |target: &Path| run(backup(&connection, target).arg("--force"));
     for (code, _, message) in [
         replace(&link),

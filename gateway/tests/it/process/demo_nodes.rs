@@ -1,18 +1,17 @@
 //! `gw-gateway demo --nodes`: a region of processes.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
+use crate::support::admin_api::Api;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::prepared::about;
 use crate::support::processes::process::{Running, gw_gateway, send_signal, start_demo};
-use crate::support::processes::successor::admin;
 use crate::support::{eventually, programs};
 
 /// A demo with its process, and what it printed.
@@ -34,40 +33,25 @@ impl Nodes {
     }
 
     fn pid(&self, node: usize) -> u32 {
-        self.about["nodes"][node]["pid"]
-            .as_u64()
-            .unwrap()
-            .try_into()
-            .unwrap()
+        let pid = self.about["nodes"][node]["pid"].as_u64();
+        pid.unwrap().try_into().unwrap()
     }
 
     fn has_tunnel(&self, node: usize) -> bool {
         let url = self.about["nodes"][node]["admin_url"].as_str().unwrap();
-        let (_, metrics) = admin(
-            url.trim_start_matches("http://").parse().unwrap(),
-            "/metrics",
-        );
-        metrics.lines().any(|line| line == "gw_tunnels 1")
+        let address = url.trim_start_matches("http://").parse().unwrap();
+        Api::at(address, "").metrics().count("gw_tunnels") == 1
     }
 
     /// The status of a request at `node`.
     fn request(&self, node: usize) -> u16 {
-        let port: u16 = self.about["nodes"][node]["port"]
-            .as_u64()
-            .unwrap()
-            .try_into()
-            .unwrap();
+        let address = format!("127.0.0.1:{}", self.about["nodes"][node]["port"]);
         let key = self.text("service_key");
-        let node = about(
-            SocketAddr::from(([127, 0, 0, 1], port)),
-            key,
-            PathBuf::from(self.text("ca_file")),
-        );
-        let mut caller = connect_to(&node, HOST, &[b"http/1.1"], None);
-        caller.send(format!(
-            "GET /hello HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-        ));
-        caller.response().status.as_u16()
+        let about = about(address.parse().unwrap(), key, self.text("ca_file").into());
+        let request =
+            format!("GET /hello HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+        let response = connect_to(&about, HOST, &[b"http/1.1"], None).ask(request);
+        response.status.as_u16()
     }
 
     /// Waits until every node has served a request.
@@ -118,11 +102,8 @@ fn folder() -> tempfile::TempDir {
 /// Exit code and error of a demo that does not start.
 fn refusal(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    assert!(
-        output.stdout.is_empty(),
-        "{}",
-        String::from_utf8_lossy(&output.stdout)
-    );
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(printed, "");
     (
         output.status.code(),
         String::from_utf8(output.stderr).unwrap(),
@@ -169,12 +150,8 @@ fn every_node_serves_and_the_others_go_on_without_one() {
     });
 
     demo.process.signal("TERM");
-    assert_eq!(
-        demo.process.exit_code(),
-        Some(0),
-        "{}",
-        fs::read_to_string(&log).unwrap()
-    );
+    let code = demo.process.exit_code();
+    assert_eq!(code, Some(0), "{}", fs::read_to_string(&log).unwrap());
     assert!(!parts.iter().any(exists), "all processes have ended");
     assert!(
         !Path::new(demo.text("ca_file")).exists(),
@@ -200,8 +177,7 @@ fn the_parts_of_a_killed_demo_end_and_another_demo_goes_on_with_its_folder() {
 
     let mut demo = Nodes::start(2, demo_command().arg("--data-dir").arg(&data));
     assert_eq!([0, 1].map(|node| demo.request(node)), [200; 2]);
-    demo.process.signal("TERM");
-    assert_eq!(demo.process.exit_code(), Some(0));
+    demo.process.stop();
     assert!(data.join("node-1.log").exists(), "a given folder stays");
 }
 
@@ -215,24 +191,13 @@ fn a_given_database_is_used() {
     assert_eq!([0, 1].map(|node| demo.request(node)), [200; 2]);
     assert_eq!(demo.text("store"), postgres.url());
     assert_eq!(demo.parts().len(), 3, "two nodes and the agent");
-    demo.process.signal("TERM");
-    assert_eq!(demo.process.exit_code(), Some(0));
-    assert_eq!(
-        postgres.sql("SELECT name FROM gw.region"),
-        "eu1.gw.localhost"
-    );
+    demo.process.stop();
+    let name = postgres.sql("SELECT name FROM gw.region");
+    assert_eq!(name, "eu1.gw.localhost");
 
-    let again = [
-        "--nodes",
-        "2",
-        "--port",
-        "0",
-        "--admin-port",
-        "0",
-        "--store",
-        &postgres.url(),
-    ];
-    let (code, error) = refusal(demo_command().args(again));
+    let mut again = demo_command();
+    again.args(["--nodes", "2", "--port", "0", "--admin-port", "0"]);
+    let (code, error) = refusal(again.args(["--store", &postgres.url()]));
     assert_eq!(code, Some(1));
     for part in [
         "--store postgres://gw@",
@@ -251,24 +216,11 @@ fn a_machine_without_postgresql_is_told_what_to_install() {
     const WITHOUT: &str = "[ ! -d /usr/lib/postgresql ] || mount -t tmpfs none \
                            /usr/lib/postgresql; PATH= exec \"$@\"";
     let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        WITHOUT,
-        "sh",
-    ]);
-    command.arg(gw_gateway().get_program()).args([
-        "demo",
-        "--nodes",
-        "3",
-        "--port",
-        "0",
-        "--admin-port",
-        "0",
-    ]);
+    command
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+        .args([WITHOUT, "sh"])
+        .arg(gw_gateway().get_program())
+        .args(["demo", "--nodes", "3", "--port", "0", "--admin-port", "0"]);
     let (code, error) = refusal(&mut command);
     assert_eq!(code, Some(1), "{error}");
     for part in [

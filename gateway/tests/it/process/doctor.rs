@@ -68,8 +68,7 @@ fn doctor_does_not_disturb_a_running_agent() {
         (1, before[0].generation, false)
     );
     let mut caller = scene.connect();
-    caller.send(scene.get("/status/204"));
-    assert_eq!(caller.response().status, 204);
+    assert_eq!(caller.ask(scene.get("/status/204")).status, 204);
 
     scene.stop();
 }

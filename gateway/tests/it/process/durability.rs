@@ -20,7 +20,9 @@ use std::{fs, thread};
 
 use serde_json::{Value, json};
 
-use crate::support::processes::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::admin_api::Api;
+use crate::support::processes::process::{config_text, gw_gateway, serve, serve_command};
+use crate::support::processes::successor::admin;
 use crate::support::programs;
 
 /// Number of kills of the gateway; `GW_TEST_KILLS` overrides it.
@@ -29,74 +31,23 @@ const KILLS: usize = 40;
 const GATEWAYS: usize = 2;
 const WRITERS: usize = 3;
 
-/// A client of the administration API of a process.
-#[derive(Clone)]
-struct Api {
-    url: String,
-    token: String,
-    agent: ureq::Agent,
+/// The administration API of the gateway with this data folder.
+fn api(address: SocketAddr, data_dir: &Path) -> Api {
+    let token = fs::read_to_string(data_dir.join("admin.token")).unwrap();
+    Api::at(address, &token)
 }
 
-impl Api {
-    fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(crate::support::SOON))
-            .build();
-        let token = fs::read_to_string(data_dir.join("admin.token")).unwrap();
-        Self {
-            url: format!("http://{address}/api/v1"),
-            token,
-            agent: config.into(),
+/// Every item of a collection.
+fn list(api: &Api, path: &str) -> Vec<Value> {
+    let mut items = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let mut page = api.get(&format!("{path}?limit=1000{cursor}")).done();
+        items.append(page["items"].as_array_mut().unwrap());
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return items,
         }
-    }
-
-    /// Status and JSON of the response, or `None` if the gateway has ended.
-    fn post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
-        let request = self
-            .agent
-            .post(format!("{}{path}", self.url))
-            .header("Authorization", self.bearer());
-        let mut response = request.send_json(body).ok()?;
-        Some((
-            response.status().as_u16(),
-            response.body_mut().read_json().ok()?,
-        ))
-    }
-
-    fn delete(&self, path: &str) -> Option<u16> {
-        let request = self
-            .agent
-            .delete(format!("{}{path}", self.url))
-            .header("Authorization", self.bearer());
-        Some(request.call().ok()?.status().as_u16())
-    }
-
-    fn get(&self, path: &str) -> Value {
-        let request = self.agent.get(format!("{}{path}", self.url));
-        let mut response = request
-            .header("Authorization", self.bearer())
-            .call()
-            .unwrap();
-        response.body_mut().read_json().unwrap()
-    }
-
-    /// Every item of a collection.
-    fn list(&self, path: &str) -> Vec<Value> {
-        let mut items = Vec::new();
-        let mut cursor = String::new();
-        loop {
-            let page = self.get(&format!("{path}?limit=1000{cursor}"));
-            items.extend(page["items"].as_array().unwrap().iter().cloned());
-            match page["next_cursor"].as_str() {
-                Some(next) => cursor = format!("&cursor={next}"),
-                None => return items,
-            }
-        }
-    }
-
-    fn bearer(&self) -> String {
-        format!("Bearer {}", self.token)
     }
 }
 
@@ -112,34 +63,32 @@ struct Acknowledged {
 
 /// Writes until the gateway has ended: creates a service, a credential and a key for it. Deletes
 /// every other service, which also removes it from the key's list in the same change, and every
-/// third key.
-fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop: &AtomicBool) {
+/// third key. Returns `None` once the gateway has ended.
+fn write(
+    api: &Api,
+    next: &AtomicUsize,
+    acknowledged: &Mutex<Acknowledged>,
+    stop: &AtomicBool,
+) -> Option<()> {
+    let change = |method: &str, path: String, body: &Value, status: u16| {
+        let reply = api.try_ask(method, &format!("/accounts/acme{path}"), body)?;
+        assert_eq!(reply.status, status, "{reply:?}");
+        Some(reply.body)
+    };
+    let create = |kind: &str, body: &Value| change("POST", format!("/{kind}"), body, 201);
+    let delete = |path: String| change("DELETE", path, &Value::Null, 204);
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
     while !stop.load(Ordering::Relaxed) {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let id = format!("s{number}");
-        let Some((status, created)) = api.post("/accounts/acme/services", &json!({ "id": id }))
-        else {
-            return;
-        };
-        assert_eq!(status, 201, "{created}");
+        create("services", &json!({ "id": id }))?;
         acknowledged.lock().unwrap().services.insert(id.clone());
         let caller = json!({ "name": id, "allowed_services": [id] });
-        let Some((status, created)) = api.post("/accounts/acme/credentials", &caller) else {
-            return;
-        };
-        assert_eq!(status, 201, "{created}");
-        let client_id = created["client_id"].as_str().unwrap().to_owned();
+        let client_id = text(&create("credentials", &caller)?["client_id"]);
         acknowledged.lock().unwrap().credentials.insert(client_id);
-        let Some((status, created)) = api.post("/accounts/acme/service-keys", &caller) else {
-            return;
-        };
-        assert_eq!(status, 201, "{created}");
-        let key_id = created["key_id"].as_str().unwrap().to_owned();
+        let key_id = text(&create("service-keys", &caller)?["key_id"]);
         if number.is_multiple_of(3) {
-            let Some(status) = api.delete(&format!("/accounts/acme/service-keys/{key_id}")) else {
-                return;
-            };
-            assert_eq!(status, 204);
+            delete(format!("/service-keys/{key_id}"))?;
             acknowledged.lock().unwrap().revoked.insert(key_id);
         } else {
             acknowledged.lock().unwrap().keys.insert(key_id);
@@ -147,13 +96,11 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
         if number.is_multiple_of(2) {
             // Until it is acknowledged, the change may or may not have taken effect.
             acknowledged.lock().unwrap().services.remove(&id);
-            let Some(status) = api.delete(&format!("/accounts/acme/services/{id}")) else {
-                return;
-            };
-            assert_eq!(status, 204);
+            delete(format!("/services/{id}"))?;
             acknowledged.lock().unwrap().deleted.insert(id);
         }
     }
+    Some(())
 }
 
 #[test]
@@ -196,16 +143,13 @@ fn kill_at(
     let acknowledged = Mutex::new(Acknowledged::default());
     let mut token = None;
     for (round, moment) in moments.enumerate() {
-        let Served {
-            process,
-            admin_address,
-            ..
-        } = serve(&mut serve_command(&config));
-        let api = Api::new(admin_address, data_dir);
-        let token = token.get_or_insert_with(|| api.token.clone());
-        assert_eq!(*token, api.token, "the admin token is lost");
-        let (status, _) = api.post("/accounts", &json!({ "id": "acme" })).unwrap();
-        assert_eq!(status, if round == 0 { 201 } else { 200 });
+        let served = serve(&mut serve_command(&config));
+        let api = api(served.admin_address, data_dir);
+        let found = fs::read_to_string(data_dir.join("admin.token")).unwrap();
+        let token = token.get_or_insert_with(|| found.clone());
+        assert_eq!(*token, found, "the admin token is lost");
+        let reply = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
+        assert_eq!(reply.status, if round == 0 { 201 } else { 200 });
         check(&api, &acknowledged.lock().unwrap());
         let stop = Arc::new(AtomicBool::new(false));
         let keys = || acknowledged.lock().unwrap().keys.len();
@@ -221,24 +165,17 @@ fn kill_at(
                 thread::sleep(Duration::from_millis(1));
             }
             // A different moment each time, during any operation.
-            thread::sleep(Duration::from_micros(
-                2_000 + (moment as u64 * 7_919) % 30_000,
-            ));
-            process.signal("KILL");
+            let micros = 2_000 + (moment as u64 * 7_919) % 30_000;
+            thread::sleep(Duration::from_micros(micros));
+            served.process.signal("KILL");
             stop.store(true, Ordering::Relaxed);
         });
-        drop(process);
+        drop(served);
         after(moment);
     }
-    let Served {
-        admin_address,
-        process: _process,
-        ..
-    } = serve(&mut serve_command(&config));
-    check(
-        &Api::new(admin_address, data_dir),
-        &acknowledged.lock().unwrap(),
-    );
+    let served = serve(&mut serve_command(&config));
+    let api = api(served.admin_address, data_dir);
+    check(&api, &acknowledged.lock().unwrap());
     acknowledged.lock().unwrap().keys.len()
 }
 
@@ -250,28 +187,23 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
             .map(|item| item[name].as_str().unwrap().to_owned())
             .collect()
     };
-    let services = api.list("/accounts/acme/services");
-    let keys = api.list("/accounts/acme/service-keys");
-    let credentials = api.list("/accounts/acme/credentials");
-    let services = ids(&services, "id");
+    let services = ids(&list(api, "/accounts/acme/services"), "id");
+    let keys = list(api, "/accounts/acme/service-keys");
     let key_ids = ids(&keys, "key_id");
-    assert!(
-        services.is_superset(&acknowledged.services),
-        "a service is lost"
-    );
-    assert!(key_ids.is_superset(&acknowledged.keys), "a key is lost");
-    assert!(
-        ids(&credentials, "client_id").is_superset(&acknowledged.credentials),
-        "a credential is lost"
-    );
-    assert!(
-        services.is_disjoint(&acknowledged.deleted),
-        "a deleted service is back"
-    );
-    assert!(
-        key_ids.is_disjoint(&acknowledged.revoked),
-        "a revoked key is back"
-    );
+    let credentials = ids(&list(api, "/accounts/acme/credentials"), "client_id");
+    for (what, found, kept) in [
+        ("service", &services, &acknowledged.services),
+        ("key", &key_ids, &acknowledged.keys),
+        ("credential", &credentials, &acknowledged.credentials),
+    ] {
+        assert!(found.is_superset(kept), "a {what} is lost");
+    }
+    for (what, found, gone) in [
+        ("deleted service", &services, &acknowledged.deleted),
+        ("revoked key", &key_ids, &acknowledged.revoked),
+    ] {
+        assert!(found.is_disjoint(gone), "a {what} is back");
+    }
     // A deleted service is not on the list of its key.
     for key in &keys {
         let name = key["name"].as_str().unwrap();
@@ -285,7 +217,7 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
 fn check_audit_log(api: &Api, services: &BTreeSet<String>, keys: &BTreeSet<String>) {
     let mut created = (BTreeSet::new(), BTreeSet::new());
     let mut deleted = (BTreeSet::new(), BTreeSet::new());
-    for entry in api.list("/audit-log") {
+    for entry in list(api, "/audit-log") {
         let target = entry["target"].as_str().unwrap().to_owned();
         let service = || {
             let label = target.split('.').next().unwrap();
@@ -302,7 +234,7 @@ fn check_audit_log(api: &Api, services: &BTreeSet<String>, keys: &BTreeSet<Strin
     }
     assert_eq!(&(&created.0 - &deleted.0), services);
     assert_eq!(&(&created.1 - &deleted.1), keys);
-    let verified = api.get("/audit-log/verification");
+    let verified = api.get("/audit-log/verification").body;
     assert_eq!(verified["valid"], true, "{verified}");
 }
 
@@ -320,60 +252,31 @@ fn a_full_disk_refuses_changes_but_not_reads() {
     let script =
         r#"mount -t tmpfs -o size=400k,mode=700 none "$1" && exec "$2" serve --config "$3""#;
     let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        "sh",
-    ]);
     command
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+        .args([script, "sh"])
         .arg(&data_dir)
         .arg(gw_gateway().get_program())
         .arg(&config);
-    let Served {
-        process,
-        admin_address,
-        ..
-    } = serve(&mut command);
+    let served = serve(&mut command);
     // The data folder as seen in the namespace, where the token file is.
-    let inside = format!("/proc/{}/root{}", process.id(), data_dir.display());
-    let api = Api::new(admin_address, Path::new(&inside));
-    assert_eq!(
-        api.post("/accounts", &json!({ "id": "acme" })).unwrap().0,
-        201
-    );
+    let inside = format!("/proc/{}/root{}", served.process.id(), data_dir.display());
+    let api = api(served.admin_address, Path::new(&inside));
+    api.create_account("acme");
     let create = |number: usize| {
-        let id = format!("s{number}");
-        api.post("/accounts/acme/services", &json!({ "id": id }))
-            .unwrap()
+        let service = json!({ "id": format!("s{number}") });
+        api.ask("POST", "/accounts/acme/services", &service)
     };
-    let mut created = 0;
-    let mut refused = None;
-    for number in 0..2_000 {
-        let (status, body) = create(number);
-        if status != 201 {
-            refused = Some((status, body));
-            break;
-        }
-        created += 1;
-    }
-    let (status, problem) = refused.expect("a change is refused because the disk is full");
-    assert_eq!(status, 507, "{problem}");
-    assert!(
-        problem["detail"].as_str().unwrap().contains("full"),
-        "{problem}"
-    );
+    let (created, refused) = (0..2_000)
+        .map(|number| (number, create(number)))
+        .find(|(_, reply)| reply.status != 201)
+        .expect("a change is refused because the disk is full");
+    assert_eq!(refused.status, 507, "{refused:?}");
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(detail.contains("full"), "{detail}");
     // The change left no trace, and the gateway still answers reads.
-    assert_eq!(api.list("/accounts/acme/services").len(), created);
-    assert_eq!(create(created + 1).0, 507);
-    assert_eq!(api.list("/accounts/acme/services").len(), created);
-    let ready = api
-        .agent
-        .get(format!("http://{admin_address}/readyz"))
-        .call()
-        .unwrap();
-    assert_eq!(ready.status().as_u16(), 200);
+    assert_eq!(list(&api, "/accounts/acme/services").len(), created);
+    assert_eq!(create(created + 1).status, 507);
+    assert_eq!(list(&api, "/accounts/acme/services").len(), created);
+    assert_eq!(admin(served.admin_address, "/readyz").0, 200);
 }

@@ -1,10 +1,14 @@
 //! Processes of gateway and agent: configuration errors, signals, exit codes and crashes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
+use serde_json::Value;
+
+use crate::support::peers::backend;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
@@ -15,47 +19,59 @@ use crate::support::processes::process::{
 use crate::support::stopwatch::{within, within_a_second};
 use crate::support::{eventually, programs};
 
+/// Exit code and messages of `gw-gateway serve` with this configuration file, which does not serve.
+fn serve(options: &[&str], config: &Path) -> (Option<i32>, String) {
+    let output = gw_gateway()
+        .arg("serve")
+        .args(options)
+        .arg("--config")
+        .arg(config)
+        .output()
+        .unwrap();
+    (
+        output.status.code(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
 #[test]
 fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("gateway.toml");
     fs::write(&path, "region = \"EU\"\ncolour = 1\n").unwrap();
-    let output = gw_gateway()
-        .args(["serve", "--check", "--config"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2));
+    let (code, message) = serve(&["--check"], &path);
+    assert_eq!(code, Some(2));
     for key in ["region", "domain", "data_dir", "colour"] {
-        assert!(
-            message.contains(&format!("\n  {key}: ")),
-            "{key} in {message}"
-        );
+        let mistake = format!("\n  {key}: ");
+        assert!(message.contains(&mistake), "{key} in {message}");
     }
-    fs::write(&path, config_text(directory.path(), 0)).unwrap();
-    let output = gw_gateway()
-        .args(["serve", "--check", "--config"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
-    let missing = gw_gateway()
-        .args(["serve", "--config", "nowhere.toml"])
-        .output()
-        .unwrap();
-    assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn a_missing_configuration_exits_with_2() {
+    assert_eq!(serve(&[], Path::new("nowhere.toml")).0, Some(2));
+}
+
+/// Sends a GET with curl, as the demo prints it. `None` if curl is not installed.
+fn curl(about: &Value, key: &str, target: &str) -> Option<Output> {
+    if !programs::usable(&["curl"]) {
+        return None;
+    }
+    let url = about["tenant_url"].as_str().unwrap();
+    let (host, port) = url[8..].split_once(':').unwrap();
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--cacert"])
+        .arg(about["ca_file"].as_str().unwrap())
+        .args(["--resolve", &format!("{host}:{port}:127.0.0.1")])
+        .args(["-H", &format!("X-Gw-Service-Key: {key}")])
+        .arg(format!("{url}{target}"));
+    Some(curl.output().unwrap())
 }
 
 #[test]
 fn a_log_that_cannot_be_written_ends_no_thread() {
     let directory = tempfile::tempdir().unwrap();
-    let full = || {
-        fs::OpenOptions::new()
-            .write(true)
-            .open("/dev/full")
-            .unwrap()
-    };
+    let full = || fs::File::create("/dev/full").unwrap();
     let mut command = gw_gateway();
     command
         .args(["demo", "--data-dir"])
@@ -63,19 +79,11 @@ fn a_log_that_cannot_be_written_ends_no_thread() {
         .stderr(full());
     let (mut demo, about) = start_demo(&mut command);
     // Each refused request is logged.
-    let url = format!("{}/", about["tenant_url"].as_str().unwrap());
-    let authority = about["ca_file"].as_str().unwrap();
-    if programs::usable(&["curl"]) {
-        for key in ["wrong", about["service_key"].as_str().unwrap()] {
-            let field = format!("X-Gw-Service-Key: {key}");
-            let output = Command::new("curl")
-                .args(["--silent", "--cacert", authority, "-H", &field, &url])
-                .output();
-            assert!(output.unwrap().status.success());
-        }
+    for key in ["wrong", about["service_key"].as_str().unwrap()] {
+        let answered = curl(&about, key, "/");
+        assert!(answered.is_none_or(|output| output.status.success()));
     }
-    demo.signal("TERM");
-    assert_eq!(demo.exit_code(), Some(0));
+    demo.stop();
     let output = gw_agent()
         .args(["run", "--state-dir"])
         .arg(directory.path().join("none"))
@@ -181,28 +189,16 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
             file(key).display()
         );
         fs::write(file("gateway.toml"), text).unwrap();
-        let output = gw_gateway()
-            .arg("serve")
-            .args(arguments)
-            .arg("--config")
-            .arg(file("gateway.toml"))
-            .output();
-        let output = output.unwrap();
-        (
-            output.status.code().unwrap(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
+        serve(arguments, &file("gateway.toml"))
     };
-    assert_eq!(
-        check(&["--check"], "good.crt", "good.key", ""),
-        (0, String::new())
-    );
+    let found = check(&["--check"], "good.crt", "good.key", "");
+    assert_eq!(found, (Some(0), String::new()));
     let wrong = wrong_files(|name| file(name).display().to_string());
     for (certificate, key, more, expected) in wrong {
         // A start reports the same errors and does not serve.
         for arguments in [&["--check"][..], &[]] {
             let (code, message) = check(arguments, certificate, key, more);
-            assert_eq!(code, 2, "{message}");
+            assert_eq!(code, Some(2), "{message}");
             for part in &expected {
                 assert!(message.contains(part), "{part} in {message}");
             }
@@ -211,21 +207,21 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
     // An expired certificate is only a warning, because the clock may be wrong.
     let (code, message) = check(&["--check"], "expired.crt", "expired.key", "");
     assert!(
-        code == 0 && message.contains("tls_certificate") && message.contains("expired"),
-        "{code} {message}"
+        code == Some(0) && message.contains("tls_certificate") && message.contains("expired"),
+        "{code:?} {message}"
     );
 }
 
 #[test]
 fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     let (mut running, about) = start_demo(gw_gateway().arg("demo"));
-    let keys: Vec<&str> = about
+    let keys: BTreeSet<&str> = about
         .as_object()
         .unwrap()
         .keys()
         .map(String::as_str)
         .collect();
-    let mut expected = [
+    let expected = [
         "base_url",
         "tenant_url",
         "account",
@@ -238,39 +234,13 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
         "console_url",
         "admin_token",
     ];
-    expected.sort_unstable();
-    let mut found = keys.clone();
-    found.sort_unstable();
-    assert_eq!(found, expected);
-    // The curl command that the demo prints.
-    if programs::usable(&["curl"]) {
-        let tenant = about["tenant_url"].as_str().unwrap();
-        let key = about["service_key"].as_str().unwrap();
-        let port = tenant.rsplit(':').next().unwrap();
-        let host = tenant.trim_start_matches("https://");
-        let curl = Command::new("curl")
-            .args([
-                "--silent",
-                "--show-error",
-                "--cacert",
-                about["ca_file"].as_str().unwrap(),
-            ])
-            .args([
-                "--resolve",
-                &format!("{}:{port}:127.0.0.1", host.split(':').next().unwrap()),
-            ])
-            .args([
-                "-H",
-                &format!("X-Gw-Service-Key: {key}"),
-                &format!("{tenant}/hello?name=you"),
-            ])
-            .output()
-            .unwrap();
-        let echoed: serde_json::Value = serde_json::from_slice(&curl.stdout).unwrap();
+    assert_eq!(keys, expected.into());
+    let key = about["service_key"].as_str().unwrap();
+    if let Some(output) = curl(&about, key, "/hello?name=you") {
+        let echoed: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(echoed["target"], "/hello?name=you");
     }
-    running.signal("TERM");
-    assert_eq!(running.exit_code(), Some(0));
+    running.stop();
     assert!(
         !Path::new(about["ca_file"].as_str().unwrap()).exists(),
         "the temporary folder is removed"
@@ -280,7 +250,7 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
 #[test]
 fn crashes_are_reported_at_once_and_recovered_from() {
     let prepared = Prepared::new();
-    let backend = crate::support::peers::backend::start(|mut peer| {
+    let backend = backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/hang" {
                 // Waits until the agent has ended.
@@ -293,23 +263,20 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     let (gateway, address) = prepared.serve(0);
     let _port = process::hold(address);
     let mut caller = prepared.connect(address);
-    caller.send(prepared.get("/"));
-    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+    assert_eq!(caller.ask(prepared.get("/")).code(), "AGENT_UNAVAILABLE");
 
     let mut agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     caller.send(prepared.get("/hang"));
     let mut watcher = prepared.connect(address);
-    watcher.send(prepared.get("/"));
-    assert_eq!(watcher.response().status, 200);
+    assert_eq!(watcher.ask(prepared.get("/")).status, 200);
     assert!(
         process::children(agent.id())
             .into_iter()
             .all(|worker| send_signal(worker, "KILL"))
     );
     assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
-    caller.send(prepared.get("/"));
-    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+    assert_eq!(caller.ask(prepared.get("/")).code(), "AGENT_UNAVAILABLE");
     // The service manager starts it again.
     assert_eq!(agent.exit_code(), Some(1));
 
@@ -320,90 +287,50 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     drop(gateway);
     let (mut gateway, address) = prepared.serve(address.port());
     prepared.wait_for_tunnel(address);
-    gateway.signal("TERM");
-    assert_eq!(gateway.exit_code(), Some(0));
+    gateway.stop();
 }
 
 #[test]
-fn a_drain_finishes_requests_and_a_reload_keeps_connections() {
+fn a_reload_keeps_connections() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (mut gateway, address) = prepared.serve(0);
-    let _agent = prepared.run_agent(address.port(), &backend.url);
-    prepared.wait_for_tunnel(address);
-
-    let mut kept = prepared.connect(address);
-    kept.send(prepared.get("/"));
-    assert_eq!(kept.response().status, 200);
+    let (gateway, _agent) = prepared.start(&backend.url);
+    let mut kept = prepared.connect(gateway.address);
+    assert_eq!(kept.ask(prepared.get("/")).status, 200);
     let certificate = |caller: &Caller| caller.stream.conn.peer_certificates().unwrap()[0].clone();
     let before = certificate(&kept);
-    gateway.signal("HUP");
+    gateway.process.signal("HUP");
     // Each reload issues a new development certificate, which new connections get.
     eventually("new connections get another certificate", || {
-        let mut caller = prepared.connect(address);
-        caller.send(prepared.get("/"));
-        assert_eq!(caller.response().status, 200);
+        let mut caller = prepared.connect(gateway.address);
+        assert_eq!(caller.ask(prepared.get("/")).status, 200);
         (certificate(&caller) != before).then_some(())
     });
-    kept.send(prepared.get("/"));
-    assert_eq!(kept.response().status, 200);
-
-    kept.send(prepared.get("/held"));
-    backend.wait_for_held();
-    let mut idle = prepared.connect(address);
-    idle.send(prepared.get("/"));
-    assert_eq!(idle.response().status, 200);
-    gateway.signal("TERM");
-    assert!(idle.is_closed());
-    // The listener is closed; the running request continues.
-    backend.release();
-    let response = kept.response();
-    assert_eq!(
-        (response.status.as_u16(), response.header("connection")),
-        (200, "close")
-    );
-    assert!(kept.is_closed());
-    assert_eq!(gateway.exit_code(), Some(0));
+    assert_eq!(kept.ask(prepared.get("/")).status, 200);
 }
 
 #[test]
 fn a_second_signal_ends_a_drain_at_once() {
     let prepared = Prepared::new();
-    let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::support::peers::backend::start(move |mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            if head.target == "/for-ever" {
-                seen.send(()).unwrap();
-                peer.is_closed();
-                return;
-            }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
-    let (mut gateway, address) = prepared.serve(0);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
-    let mut caller = prepared.connect(address);
-    let mut idle = prepared.connect(address);
-    idle.send(prepared.get("/"));
-    assert_eq!(idle.response().status, 200);
-    caller.send(prepared.get("/for-ever"));
-    requests.recv_timeout(crate::support::SOON).unwrap();
-    gateway.signal("TERM");
+    let backend = HeldBackend::start();
+    let (mut gateway, _agent) = prepared.start(&backend.url);
+    let mut caller = prepared.connect(gateway.address);
+    let mut idle = prepared.connect(gateway.address);
+    assert_eq!(idle.ask(prepared.get("/")).status, 200);
+    caller.send(prepared.get("/held"));
+    backend.wait_for_held();
+    gateway.process.signal("TERM");
     // The closed idle connection shows that the drain has begun.
     assert!(idle.is_closed());
-    gateway.signal("TERM");
-    assert_eq!(gateway.exit_code(), Some(1));
+    gateway.process.signal("TERM");
+    assert_eq!(gateway.process.exit_code(), Some(1));
 }
 
 #[test]
 fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
     let prepared = Prepared::new();
-    let backend =
-        crate::support::peers::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-    let (_gateway, address) = prepared.serve(0);
-    let mut agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let (gateway, mut agent) = prepared.start(&backend);
     let folder = prepared.path("agent");
     let in_folder = |arguments: &[&str]| {
         let output = gw_agent()
@@ -418,22 +345,30 @@ fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
         )
     };
     let token = "gw_et_0123456789abcdef.secret";
-    let enroll = [
-        "enroll",
-        "--force",
-        "--gateway",
-        "https://127.0.0.1:1",
-        "--token",
-        token,
-    ];
-    for second in [&["run", "--backend", &backend][..], &enroll] {
+    let gateway_url = "https://127.0.0.1:1";
+    for second in [
+        &["run", "--backend", &backend][..],
+        &[
+            "enroll",
+            "--force",
+            "--gateway",
+            gateway_url,
+            "--token",
+            token,
+        ],
+    ] {
         let (code, message) = in_folder(second);
         assert_eq!(code, Some(2), "{message}");
-        let folder = folder.to_str().unwrap();
-        assert!(
-            message.contains(&format!("{folder} is in use by another gw-agent process")),
-            "{message}"
+        let owner = format!(
+            "{} is in use by another gw-agent process (pid ",
+            folder.display()
         );
+        let (_, rest) = message
+            .split_once(&owner)
+            .unwrap_or_else(|| panic!("{message}"));
+        let pid = rest.split(')').next().unwrap();
+        let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(program.trim(), "gw-agent");
     }
     let (code, found) = in_folder(&["doctor", "--backend", &backend]);
     assert!(
@@ -441,30 +376,25 @@ fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
         "{code:?}: {found}"
     );
     // The running agent is not disturbed.
-    let mut caller = prepared.connect(address);
-    caller.send(prepared.get("/"));
-    assert_eq!(caller.response().status, 200);
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let mut caller = prepared.connect(gateway.address);
+    assert_eq!(caller.ask(prepared.get("/")).status, 200);
+    agent.stop();
+    let _agent = prepared.run_agent(gateway.address.port(), &backend);
+    prepared.wait_for_tunnel(gateway.address);
 }
 
 #[test]
-fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
+fn an_agent_stops_after_its_last_request() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (gateway, address) = prepared.serve(0);
-    let mut agent = prepared.run_agent(address.port(), &backend.url);
-    prepared.wait_for_tunnel(address);
-    let mut caller = prepared.connect(address);
+    let (gateway, mut agent) = prepared.start(&backend.url);
+    let mut caller = prepared.connect(gateway.address);
     caller.send(prepared.get("/held"));
     backend.wait_for_held();
     agent.signal("TERM");
-    let mut other = prepared.connect(address);
+    let mut other = prepared.connect(gateway.address);
     eventually("the gateway sends no more requests to the agent", || {
-        other.send(prepared.get("/"));
-        let response = other.response();
+        let response = other.ask(prepared.get("/"));
         (response.status != 200).then(|| assert_eq!(response.code(), "AGENT_UNAVAILABLE"))
     });
     within_a_second("the stop of an agent after its last request", || {
@@ -472,14 +402,17 @@ fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
         assert_eq!(caller.response().status, 200);
         assert_eq!(agent.exit_code(), Some(0));
     });
+}
 
-    let mut agent = prepared.run_agent(address.port(), &backend.url);
-    prepared.wait_for_tunnel(address);
-    gateway.signal("STOP");
+#[test]
+fn an_agent_stops_although_its_gateway_is_silent() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (gateway, mut agent) = prepared.start(&backend.url);
+    gateway.process.signal("STOP");
     // At most 5 seconds for the confirmation that no request is in flight, and one second for
     // GOAWAY.
     within(Duration::from_secs(10), "the stop of an agent", || {
-        agent.signal("TERM");
-        assert_eq!(agent.exit_code(), Some(0));
+        agent.stop()
     });
 }

@@ -8,7 +8,7 @@ use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http2_caller;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::Served;
+use crate::support::processes::process::hold;
 use crate::support::processes::successor::admin;
 use crate::support::stopwatch::{Stopwatch, within_a_second};
 
@@ -18,25 +18,13 @@ use crate::support::stopwatch::{Stopwatch, within_a_second};
 fn an_idle_gateway_stops_at_once() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            ..
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
+    let (mut served, _agent) = prepared.start(&backend.url);
     // A connection without a request, as browsers open in advance.
-    let ahead = TcpStream::connect(admin_address).unwrap();
+    let ahead = TcpStream::connect(served.admin_address).unwrap();
     // An idle keep-alive connection.
-    let mut kept = prepared.connect(address);
-    kept.send(prepared.get("/"));
-    assert_eq!(kept.response().status, 200);
-    within_a_second("the stop of an idle gateway", || {
-        process.signal("TERM");
-        assert_eq!(process.exit_code(), Some(0));
-    });
+    let mut kept = prepared.connect(served.address);
+    assert_eq!(kept.ask(prepared.get("/")).status, 200);
+    within_a_second("the stop of an idle gateway", || served.process.stop());
     assert!(kept.is_closed());
     drop(ahead);
 }
@@ -45,36 +33,25 @@ fn an_idle_gateway_stops_at_once() {
 fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            ..
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
+    let (mut served, _agent) = prepared.start(&backend.url);
     http2_caller::on_a_reactor(async {
-        let caller =
-            http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        let about = prepared.about(served.address);
+        let caller = http2_caller::connect_to(&about, &h2::client::Builder::new()).await;
         assert_eq!(caller.get("/").await.status, 200);
         let watch = Stopwatch::start();
-        process.signal("TERM");
+        served.process.signal("TERM");
         // GOAWAY with NO_ERROR, then the end of the connection.
         caller.ended.await.unwrap().unwrap();
-        watch.assert_within(
-            Duration::from_secs(1),
-            "the end of an idle HTTP/2 connection",
-        );
+        watch.assert_within(Duration::from_secs(1), "the end of the connection");
     });
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
 }
 
 /// Sends requests on a connection until a response announces its end, as in a drain. It is never
 /// idle for long, also on a busy machine.
-pub(super) fn ask_until_closed(prepared: &Prepared, caller: &mut Caller) {
+fn ask_until_closed(prepared: &Prepared, caller: &mut Caller) {
     loop {
-        caller.send(prepared.get("/"));
-        let response = caller.response();
+        let response = caller.ask(prepared.get("/"));
         assert_eq!(response.status, 200);
         if response.headers.contains("connection") {
             assert_eq!(response.header("connection"), "close");
@@ -87,35 +64,28 @@ pub(super) fn ask_until_closed(prepared: &Prepared, caller: &mut Caller) {
 fn a_request_in_transit_during_a_stop_is_served() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            ..
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut half = prepared.connect(address);
-    let mut running = prepared.connect(address);
-    let mut idle = prepared.connect(address);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    let _port = hold(served.address);
+    let mut half = prepared.connect(served.address);
+    let mut running = prepared.connect(served.address);
+    let mut idle = prepared.connect(served.address);
     for caller in [&mut half, &mut idle] {
-        caller.send(prepared.get("/"));
-        assert_eq!(caller.response().status, 200);
+        assert_eq!(caller.ask(prepared.get("/")).status, 200);
     }
     let request = prepared.get("/held");
     let (first, second) = request.split_at(40);
     half.send(first);
     running.send(prepared.get("/held"));
-    process.signal("TERM");
+    backend.wait_for_held();
+    served.process.signal("TERM");
     // While a request runs, other requests are still accepted.
     ask_until_closed(&prepared, &mut idle);
     half.send(second);
     eventually("the drain has begun", || {
-        (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
+        (admin(served.admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
     });
     eventually("new connections are refused", || {
-        TcpStream::connect(address).is_err().then_some(())
+        TcpStream::connect(served.address).is_err().then_some(())
     });
     backend.release();
     backend.release();
@@ -125,7 +95,8 @@ fn a_request_in_transit_during_a_stop_is_served() {
             (response.status.as_u16(), response.header("connection")),
             (200, "close")
         );
+        assert!(caller.is_closed());
     }
     drop((half, running, idle));
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
 }

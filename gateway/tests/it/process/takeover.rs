@@ -10,14 +10,15 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use http::Method;
+use serde_json::json;
 
-use super::shutdown::ask_until_closed;
 use crate::support::eventually;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
-use crate::support::processes::process::{Running, Served, gw_gateway};
+use crate::support::processes::process::{Served, gw_gateway};
 use crate::support::processes::successor::{admin, replace};
 
 /// Number of requests during the replacements; `GW_TEST_REPLACED_REQUESTS` overrides it.
@@ -25,19 +26,14 @@ const REQUESTS: usize = 4000;
 const CALLERS: usize = 8;
 
 /// Creates an account, which requires write access to the store. Returns the status.
-fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
-    let account = serde_json::json!({ "id": id });
-    let reply = prepared.api(address).ask("POST", "/accounts", &account);
-    reply.status
+fn create_account(prepared: &Prepared, served: &Served, id: &str) -> u16 {
+    let api = prepared.api(served.admin_address);
+    api.ask("POST", "/accounts", &json!({ "id": id })).status
 }
 
-fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
+fn wait_for_tunnels(served: &Served, count: u64) {
     eventually("all tunnels are open", || {
-        let (_, metrics) = admin(admin_address, "/metrics");
-        metrics
-            .lines()
-            .any(|line| line == format!("gw_tunnels {count}"))
-            .then_some(())
+        (served.metrics().count("gw_tunnels") == count).then_some(())
     });
 }
 
@@ -45,31 +41,21 @@ fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
 fn running_requests_and_kept_connections_survive_a_takeover() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            log,
-        },
-        mut agent,
-    ) = prepared.start(&backend.url);
-    let _port = process::hold(address);
-    let mut running = prepared.connect(address);
-    let mut kept = KeptConnection::begin(prepared.connect(address), &prepared.get("/"));
-    let mut idle = prepared.connect(address);
-    idle.send(prepared.get("/"));
-    assert_eq!(idle.response().status, 200);
+    let (mut served, mut agent) = prepared.start(&backend.url);
+    let _port = process::hold(served.address);
+    let mut running = prepared.connect(served.address);
+    let mut kept = KeptConnection::begin(prepared.connect(served.address), &prepared.get("/"));
+    let mut idle = prepared.connect(served.address);
+    assert_eq!(idle.ask(prepared.get("/")).status, 200);
     running.send(prepared.get("/held"));
-    wait_for_tunnels(admin_address, 1);
+    wait_for_tunnels(&served, 1);
 
-    let successor = replace(process.id(), &log);
+    let successor = replace(served.process.id(), &served.log);
     // The agent may not have reconnected yet: requests wait for it. The old process may still
     // accept connections.
     let mut new = eventually("the successor answers", || {
-        let mut caller = prepared.connect(address);
-        caller.send(prepared.get("/"));
-        assert_eq!(caller.response().status, 200);
+        let mut caller = prepared.connect(served.address);
+        assert_eq!(caller.ask(prepared.get("/")).status, 200);
         // Each process issues its own development certificate.
         (caller.stream.conn.peer_certificates() != kept.caller.stream.conn.peer_certificates())
             .then_some(caller)
@@ -84,72 +70,61 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     backend.release();
     assert_eq!(running.response().status, 200);
     drop(running);
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
 
-    new.send(prepared.get("/"));
-    assert_eq!(new.response().status, 200);
-    assert_eq!(admin(admin_address, "/readyz"), (200, "ready\n".to_owned()));
-    assert_eq!(create_account(&prepared, admin_address, "later"), 201);
+    assert_eq!(new.ask(prepared.get("/")).status, 200);
+    assert_eq!(
+        admin(served.admin_address, "/readyz"),
+        (200, "ready\n".to_owned())
+    );
+    assert_eq!(create_account(&prepared, &served, "later"), 201);
     drop(new);
     successor.stop();
-    assert!(TcpStream::connect(address).is_err());
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
+    assert!(TcpStream::connect(served.address).is_err());
+    agent.stop();
 }
 
 #[test]
 fn a_failed_takeover_leaves_the_running_process_unchanged() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let config = prepared.config();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut caller = prepared.connect(address);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    let mut caller = prepared.connect(served.address);
     let mut refused = |expected: &str, account: &str| {
-        process.signal("USR2");
-        let error = log.find(|line| {
+        served.process.signal("USR2");
+        let error = served.log.find(|line| {
             (line["message"] == "not replaced: this process goes on")
                 .then(|| line["error"].as_str().unwrap().to_owned())
         });
         assert!(error.contains(expected), "{error}");
-        caller.send(prepared.get("/"));
-        let response = caller.response();
+        let response = caller.ask(prepared.get("/"));
         assert_eq!(
             (response.status.as_u16(), response.header("connection")),
             (200, "")
         );
-        assert_eq!(create_account(&prepared, admin_address, account), 201);
-        assert_eq!(admin(admin_address, "/readyz").0, 200);
+        assert_eq!(create_account(&prepared, &served, account), 201);
+        assert_eq!(admin(served.admin_address, "/readyz").0, 200);
     };
 
-    fs::write(
-        prepared.path("gateway.toml"),
-        "region = \"eu1\"\ncolour = 1\n",
-    )
-    .unwrap();
+    let config = prepared.path("gateway.toml");
+    let valid = fs::read(&config).unwrap();
+    fs::write(&config, "region = \"eu1\"\ncolour = 1\n").unwrap();
     refused("colour: no such key", "first");
     // A fault that the successor finds only after it has opened the store.
-    fs::write(prepared.path("gateway.toml"), &config).unwrap();
+    fs::write(&config, valid).unwrap();
     let authority = prepared.path("data/agent-ca.crt");
     let certificate = fs::read(&authority).unwrap();
     fs::write(&authority, "not a certificate").unwrap();
     refused("certificate authority", "second");
     fs::write(&authority, certificate).unwrap();
 
-    let successor = replace(process.id(), &log);
+    let successor = replace(served.process.id(), &served.log);
     assert_eq!(
-        create_account(&prepared, admin_address, "second"),
+        create_account(&prepared, &served, "second"),
         200,
         "the account already exists"
     );
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
     successor.stop();
 }
 
@@ -157,22 +132,14 @@ fn a_failed_takeover_leaves_the_running_process_unchanged() {
 fn a_replaced_process_forwards_sighup_to_its_successor() {
     let prepared = Prepared::new();
     let held = HeldBackend::start();
-    let (
-        Served {
-            process,
-            address,
-            log,
-            ..
-        },
-        _agent,
-    ) = prepared.start(&held.url);
-    let mut caller = prepared.connect(address);
+    let (served, _agent) = prepared.start(&held.url);
+    let mut caller = prepared.connect(served.address);
     caller.send(prepared.get("/held"));
     held.wait_for_held();
-    let successor = replace(process.id(), &log);
+    let successor = replace(served.process.id(), &served.log);
     // The replaced process waits for the request.
-    process.signal("HUP");
-    log.line_with("certificates reloaded");
+    served.process.signal("HUP");
+    served.log.line_with("certificates reloaded");
     held.release();
     assert_eq!(caller.response().status, 200);
     drop(successor);
@@ -183,74 +150,26 @@ fn a_successor_may_have_a_different_number_of_workers() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
     let config = prepared.config();
-    let (
-        Served {
-            process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut id = process.id();
+    let (served, _agent) = prepared.start(&backend.url);
+    let mut id = served.process.id();
     let mut successors = Vec::new();
     for workers in [4, 1, 3] {
-        fs::write(
-            prepared.path("gateway.toml"),
-            config.replace("workers = 2", &format!("workers = {workers}")),
-        )
-        .unwrap();
-        let successor = replace(id, &log);
+        let text = config.replace("workers = 2", &format!("workers = {workers}"));
+        fs::write(prepared.path("gateway.toml"), text).unwrap();
+        let successor = replace(id, &served.log);
         id = successor.0;
         successors.push(successor);
         // Enough connections for the kernel to choose every queue.
         for _ in 0..24 {
-            let mut caller = prepared.connect(address);
-            caller.send(prepared.get("/"));
-            assert_eq!(caller.response().status, 200);
+            let mut caller = prepared.connect(served.address);
+            assert_eq!(caller.ask(prepared.get("/")).status, 200);
         }
-        let (_, metrics) = admin(admin_address, "/metrics");
-        assert_eq!(
-            metrics
-                .lines()
-                .filter(|line| line.starts_with("gw_connections{"))
-                .count(),
-            workers
-        );
+        let (_, metrics) = admin(served.admin_address, "/metrics");
+        let of_workers = metrics
+            .lines()
+            .filter(|line| line.starts_with("gw_connections{"));
+        assert_eq!(of_workers.count(), workers);
     }
-}
-
-#[test]
-fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
-    let prepared = Prepared::new();
-    let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            ..
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let _port = process::hold(address);
-    let mut running = prepared.connect(address);
-    let mut kept = prepared.connect(address);
-    kept.send(prepared.get("/"));
-    assert_eq!(kept.response().status, 200);
-    running.send(prepared.get("/held"));
-    backend.wait_for_held();
-    process.signal("TERM");
-    ask_until_closed(&prepared, &mut kept);
-    eventually("the drain has begun", || {
-        (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
-    });
-    eventually("new connections are refused", || {
-        TcpStream::connect(address).is_err().then_some(())
-    });
-    backend.release();
-    assert_eq!(running.response().status, 200);
-    assert_eq!(process.exit_code(), Some(0));
 }
 
 #[test]
@@ -272,28 +191,22 @@ fn sockets_of_a_service_manager_outlive_the_gateway() {
     command
         .args(["-c", script])
         .arg(gw_gateway().get_program())
-        .arg("serve")
-        .arg("--config");
-    command.arg(prepared.path("gateway.toml"));
-    command.stdin(Stdio::from(OwnedFd::from(callers.try_clone().unwrap())));
-    command.stdout(Stdio::from(OwnedFd::from(administrators)));
-    let Served {
-        mut process,
-        address,
-        admin_address,
-        log,
-    } = process::serve(&mut command);
+        .args(["serve", "--config"])
+        .arg(prepared.path("gateway.toml"))
+        .stdin(Stdio::from(OwnedFd::from(callers.try_clone().unwrap())))
+        .stdout(Stdio::from(OwnedFd::from(administrators)));
+    let mut served = process::serve(&mut command);
     drop(command);
-    assert_eq!((address, admin_address), expected);
-    let _agent = prepared.run_agent(address.port(), &backend.url);
-    prepared.wait_for_tunnel(address);
-    let successor = replace(process.id(), &log);
-    prepared.wait_for_tunnel(address);
-    assert_eq!(admin(admin_address, "/readyz").0, 200);
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!((served.address, served.admin_address), expected);
+    let _agent = prepared.run_agent(served.address.port(), &backend.url);
+    prepared.wait_for_tunnel(served.address);
+    let successor = replace(served.process.id(), &served.log);
+    prepared.wait_for_tunnel(served.address);
+    assert_eq!(admin(served.admin_address, "/readyz").0, 200);
+    assert_eq!(served.process.exit_code(), Some(0));
     successor.stop();
     // A connection made now waits for the next start.
-    let mut waiting = TcpStream::connect(address).unwrap();
+    let mut waiting = TcpStream::connect(served.address).unwrap();
     waiting.write_all(b"x").unwrap();
     assert!(callers.accept().is_ok());
 }
@@ -328,35 +241,21 @@ impl Load<'_> {
         }
     }
 
-    fn ask(
-        &self,
-        connection: &mut Option<crate::support::peers::caller::Caller>,
-        number: usize,
-    ) -> Result<(), String> {
-        let mut peer = connection
-            .take()
-            .unwrap_or_else(|| self.prepared.connect(self.address));
-        let key = self
-            .prepared
-            .get("")
-            .split("X-Gw-Service-Key: ")
-            .nth(1)
-            .unwrap()
-            .trim()
-            .to_owned();
+    fn ask(&self, connection: &mut Option<Caller>, number: usize) -> Result<(), String> {
+        let connect = || self.prepared.connect(self.address);
+        let mut peer = connection.take().unwrap_or_else(connect);
+        let key = self.prepared.service_key();
         let (method, path, body) = match number % 10 {
             0 => (Method::GET, "/slow", ""),
             1 | 2 => (Method::POST, "/", "some body"),
             _ => (Method::GET, "/", ""),
         };
-        let host = crate::support::peers::caller::HOST;
-        let fields = format!(
-            "Host: {host}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: {}",
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\
+             Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        let request = format!("{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n{body}");
-        peer.stream
-            .write_all(request.as_bytes())
+        peer.try_send(request)
             .map_err(|error| format!("sending: {error}"))?;
         let response = peer
             .try_response(&method)
@@ -400,18 +299,13 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
         .unwrap_or(REQUESTS);
     let prepared = Prepared::with_agents(&["first", "second"]);
     let backend = HeldBackend::start();
-    let Served {
-        process,
-        address,
-        admin_address,
-        log,
-    } = prepared.serve_with(&prepared.config());
-    let start_agent = |name: &str| prepared.run_agent_of(name, address.port(), &backend.url);
+    let served = prepared.serve_with(&prepared.config());
+    let start_agent = |name: &str| prepared.run_agent_of(name, served.address.port(), &backend.url);
     let mut agents = ["first", "second"].map(|name| (name, start_agent(name)));
-    wait_for_tunnels(admin_address, 2);
+    wait_for_tunnels(&served, 2);
     let load = Load {
         prepared: &prepared,
-        address,
+        address: served.address,
         stop: AtomicBool::new(false),
         answered: AtomicUsize::new(0),
         failures: Mutex::default(),
@@ -423,18 +317,20 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
             let load = &load;
             scope.spawn(move || load.run(caller));
         }
-        let mut id = process.id();
+        let mut id = served.process.id();
         for round in 1..=2 {
             load.wait_for(requests * round / 5);
-            let successor = replace(id, &log);
+            let successor = replace(id, &served.log);
             id = successor.0;
             successors.push(successor);
-            wait_for_tunnels(admin_address, 2);
+            wait_for_tunnels(&served, 2);
         }
         for (round, (name, agent)) in (3..).zip(&mut agents) {
             load.wait_for(requests * round / 5);
-            restart(agent, || start_agent(name));
-            wait_for_tunnels(admin_address, 2);
+            // As `systemctl restart` does.
+            agent.stop();
+            *agent = start_agent(name);
+            wait_for_tunnels(&served, 2);
         }
         load.wait_for(requests);
         drop(stop);
@@ -449,13 +345,6 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
     );
     assert!(answered >= requests);
     eprintln!("0 failed of {answered} requests");
-}
-
-/// Stops and starts a process, like `systemctl restart`.
-fn restart(agent: &mut Running, start: impl FnOnce() -> Running) {
-    agent.signal("TERM");
-    assert_eq!(agent.exit_code(), Some(0));
-    *agent = start();
 }
 
 struct StopAtEnd<'a>(&'a AtomicBool);

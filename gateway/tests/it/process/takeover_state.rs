@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,11 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::support::gateway::Gateway;
-use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Served, config_text, hold, send_signal};
+use crate::support::processes::process::{config_text, hold, send_signal};
 use crate::support::processes::successor::{admin, replace};
 use crate::support::stopwatch::within_a_second;
 use crate::support::{eventually, turn};
@@ -23,6 +23,7 @@ use crate::support::{eventually, turn};
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/accounts/demo/services/echo";
+const KEYS: &str = "/accounts/demo/service-keys";
 /// Number of services whose records exceed 64 MiB, the longest message to a predecessor;
 /// `GW_TEST_SERVICES` overrides it.
 const MANY_SERVICES: u32 = 25_000;
@@ -32,15 +33,17 @@ fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     prepared.api(admin_address).patch(SERVICE, &rate);
 }
 
-/// The status of one request.
-fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
-    caller.send(prepared.get("/"));
-    status(&caller.response())
+/// The status of one request on a new connection.
+fn ask(prepared: &Prepared, address: SocketAddr) -> u16 {
+    status(&prepared.connect(address).ask(prepared.get("/")))
 }
 
-/// The status of the next request on a connection that a request keeps in use.
-fn ask_next(prepared: &Prepared, kept: &mut KeptConnection) -> u16 {
-    status(&kept.ask(&prepared.get("/")))
+/// Sends the next request on each connection. Returns the number of admitted requests.
+fn admitted_next(prepared: &Prepared, kept: &mut [KeptConnection]) -> usize {
+    kept.iter_mut()
+        .map(|kept| status(&kept.ask(&prepared.get("/"))))
+        .filter(|status| *status == 200)
+        .count()
 }
 
 fn status(response: &Response) -> u16 {
@@ -53,7 +56,7 @@ fn status(response: &Response) -> u16 {
 /// admitted requests.
 fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
     for count in 0..most {
-        match ask(prepared, &mut prepared.connect(address)) {
+        match ask(prepared, address) {
             200 => {}
             429 => return count,
             other => panic!("{other}"),
@@ -72,36 +75,20 @@ fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> V
 fn a_takeover_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let config = prepared.config();
-    let (
-        Served {
-            process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
+    let (served, _agent) = prepared.start(&backend.url);
     let begin = Instant::now();
     // A full bucket.
-    set_rate(&prepared, admin_address, 60);
-    let mut kept = kept_connections(&prepared, address, 20);
+    set_rate(&prepared, served.admin_address, 60);
+    let mut kept = kept_connections(&prepared, served.address, 20);
     // The successor has another number of workers, so buckets have other owners.
-    fs::write(
-        prepared.path("gateway.toml"),
-        config.replace("workers = 2", "workers = 3"),
-    )
-    .unwrap();
-    let successor = replace(process.id(), &log);
+    let more_workers = prepared.config().replace("workers = 2", "workers = 3");
+    fs::write(prepared.path("gateway.toml"), more_workers).unwrap();
+    let successor = replace(served.process.id(), &served.log);
     // Both processes admit requests now.
     let (old, rest) = kept.split_at_mut(10);
-    let by_old = old
-        .iter_mut()
-        .map(|kept| ask_next(&prepared, kept))
-        .filter(|status| *status == 200)
-        .count();
+    let by_old = admitted_next(&prepared, old);
     assert_eq!(by_old, 10);
-    let by_new = admitted(&prepared, address, 100);
+    let by_new = admitted(&prepared, served.address, 100);
     let total = 20 + by_old + by_new;
     let refilled = usize::try_from(begin.elapsed().as_secs() / 60).unwrap() + 1;
     // Requests before the change of the rate count as well.
@@ -110,11 +97,7 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
         "{total} admitted: {by_old} by the old process, {by_new} by the new"
     );
     // The old process knows that the bucket is empty.
-    let late = rest
-        .iter_mut()
-        .map(|kept| ask_next(&prepared, kept))
-        .filter(|status| *status == 200)
-        .count();
+    let late = admitted_next(&prepared, rest);
     assert!(late <= refilled, "{late} admitted by the old process");
     successor.stop();
 }
@@ -123,75 +106,52 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
 fn a_restart_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            ..
-        },
-        agent,
-    ) = prepared.start(&backend.url);
-    set_rate(&prepared, admin_address, 10);
-    assert!(admitted(&prepared, address, 20) <= 10);
-    let _port = hold(address);
-    process.signal("TERM");
-    assert_eq!(process.exit_code(), Some(0));
+    let (mut served, _agent) = prepared.start(&backend.url);
+    set_rate(&prepared, served.admin_address, 10);
+    assert!(admitted(&prepared, served.address, 20) <= 10);
+    let _port = hold(served.address);
+    served.process.stop();
     let levels = prepared.path("data/last-stop.json");
-    let mode =
-        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
+    let mode = fs::metadata(&levels).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
-    let again =
-        config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
-    let Served { mut process, .. } = prepared.serve_with(&again);
+    let again = config_text(&prepared.path("data"), served.address.port())
+        .replace("workers = 2", "workers = 3");
+    let served = prepared.serve_with(&again);
     assert!(!levels.exists(), "the levels are used once");
-    let mut caller = prepared.connect(address);
-    caller.send(prepared.get("/"));
-    let response = caller.response();
+    let response = prepared.connect(served.address).ask(prepared.get("/"));
     assert_eq!(response.status, 429);
     let retry_after: u64 = response.header("retry-after").parse().unwrap();
     assert!((1..=60).contains(&retry_after), "{retry_after}");
-    process.signal("TERM");
-    assert_eq!(process.exit_code(), Some(0));
+}
 
-    // An unreadable file does not prevent a start.
-    fs::write(&levels, "{").unwrap();
-    let Served { process, .. } = prepared.serve_with(&again);
-    // The rate limit is checked before the tunnel, which may be missing.
-    assert!([200, 504].contains(&ask(&prepared, &mut prepared.connect(address))));
-    drop((process, agent));
+#[test]
+fn unreadable_levels_of_rate_limits_do_not_prevent_a_start() {
+    let prepared = Prepared::new();
+    fs::write(prepared.path("data/last-stop.json"), "{").unwrap();
+    let (_process, address) = prepared.serve(0);
+    // The rate limit is checked before the tunnel, which is missing.
+    assert_eq!(ask(&prepared, address), 504);
 }
 
 #[test]
 fn callers_wait_for_their_agent_after_a_restart() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            ..
-        },
-        agent,
-    ) = prepared.start(&backend.url);
-    let _port = hold(address);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    let _port = hold(served.address);
     // On a busy machine, the agent can take longer than callers wait.
     let answered = (0..3).any(|_| {
-        process.signal("TERM");
-        assert_eq!(process.exit_code(), Some(0));
+        served.process.stop();
         let stored = fs::read_to_string(prepared.path("data/last-stop.json")).unwrap();
         assert!(stored.contains(r#""tunnels":{"demo--echo":1}"#), "{stored}");
-        process = prepared
-            .serve_with(&config_text(&prepared.path("data"), address.port()))
-            .process;
-        let status = ask(&prepared, &mut prepared.connect(address));
+        served.process = prepared.serve(served.address.port()).0;
+        let status = ask(&prepared, served.address);
         assert!([200, 504].contains(&status), "{status}");
-        prepared.wait_for_tunnel(address);
+        prepared.wait_for_tunnel(served.address);
         status == 200
     });
     assert!(answered);
-    drop(agent);
 }
 
 /// Sends requests on one kept connection after another until one is refused with `code`, within
@@ -214,28 +174,17 @@ fn wait_until_refused(prepared: &Prepared, kept: Vec<KeptConnection>, code: &str
 fn revocations_reach_replaced_processes() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut running = prepared.connect(address);
-    let mut others = kept_connections(&prepared, address, 30);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    let mut running = prepared.connect(served.address);
+    let mut others = kept_connections(&prepared, served.address, 30);
     running.send(prepared.get("/held"));
     let kept = others.split_off(15);
-    let second = replace(process.id(), &log);
+    let second = replace(served.process.id(), &served.log);
     // A chain of three processes: the first two drain.
-    let third = replace(second.0, &log);
+    let third = replace(second.0, &served.log);
 
-    let api = prepared.api(admin_address);
-    api.delete(&format!(
-        "/accounts/demo/service-keys/{}",
-        prepared.key_id()
-    ));
+    let api = prepared.api(served.admin_address);
+    api.delete(&format!("{KEYS}/{}", prepared.key_id()));
     wait_until_refused(&prepared, others, "GW_SERVICE_KEY_INVALID");
     api.patch(SERVICE, &json!({ "enabled": false }));
     wait_until_refused(&prepared, kept, "GW_SERVICE_DISABLED");
@@ -245,7 +194,7 @@ fn revocations_reach_replaced_processes() {
     api.revoke_agent("demo", agent["agent_id"].as_str().unwrap());
     assert_eq!(running.response().code(), "GW_RELAY_ERROR");
     drop(running);
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
     third.stop();
     drop(second);
 }
@@ -282,24 +231,13 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
         .unwrap_or(MANY_SERVICES);
     add_services(&prepared, count);
     let backend = HeldBackend::start();
-    let (
-        Served {
-            process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut running = prepared.connect(address);
-    let kept = kept_connections(&prepared, address, 30);
+    let (served, _agent) = prepared.start(&backend.url);
+    let mut running = prepared.connect(served.address);
+    let kept = kept_connections(&prepared, served.address, 30);
     running.send(prepared.get("/held"));
-    let successor = replace(process.id(), &log);
-    let api = prepared.api(admin_address);
-    api.delete(&format!(
-        "/accounts/demo/service-keys/{}",
-        prepared.key_id()
-    ));
+    let successor = replace(served.process.id(), &served.log);
+    let api = prepared.api(served.admin_address);
+    api.delete(&format!("{KEYS}/{}", prepared.key_id()));
     let asked = Instant::now();
     wait_until_refused(&prepared, kept, "GW_SERVICE_KEY_INVALID");
     eprintln!(
@@ -315,34 +253,24 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
 fn a_process_without_its_successor_serves_its_connections_on() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    let mut running = prepared.connect(address);
-    let mut kept = kept_connections(&prepared, address, 4);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    let mut running = prepared.connect(served.address);
+    let mut kept = kept_connections(&prepared, served.address, 4);
     running.send(prepared.get("/held"));
-    let second = replace(process.id(), &log);
+    let second = replace(served.process.id(), &served.log);
     // Changes are passed from one process to the next, so the second successor matters as well.
-    let third = replace(second.0, &log);
+    let third = replace(second.0, &served.log);
     assert!(send_signal(third.0, "KILL"));
-    log.line_with("no more changes from the successor");
-    for kept in &mut kept {
-        assert_eq!(ask_next(&prepared, kept), 200);
-    }
+    served.log.line_with("no more changes from the successor");
+    assert_eq!(admitted_next(&prepared, &mut kept), 4);
     backend.release();
     assert_eq!(running.response().status, 200);
     drop((running, kept));
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
     eventually("the second process has ended", || {
         second.has_ended().then_some(())
     });
-    assert!(admin_is_gone(admin_address));
+    assert!(admin_is_gone(served.admin_address));
 }
 
 #[test]
@@ -354,34 +282,20 @@ fn a_process_that_lacks_a_change_serves_its_connections_on_and_is_named_as_pendi
         .status();
     assert!(copied.unwrap().success());
     let backend = HeldBackend::start();
-    let config = prepared.config();
-    let (
-        Served {
-            mut process,
-            address,
-            admin_address,
-            log,
-        },
-        _agent,
-    ) = prepared.start(&backend.url);
-    set_rate(&prepared, admin_address, 60);
-    let mut running = prepared.connect(address);
-    let mut kept = kept_connections(&prepared, address, 4);
+    let (mut served, _agent) = prepared.start(&backend.url);
+    set_rate(&prepared, served.admin_address, 60);
+    let mut running = prepared.connect(served.address);
+    let mut kept = kept_connections(&prepared, served.address, 4);
     running.send(prepared.get("/held"));
     backend.wait_for_held();
     // The successor has the records from before the change.
-    fs::write(
-        prepared.path("gateway.toml"),
-        config.replace("/data\"", "/earlier\""),
-    )
-    .unwrap();
-    let successor = replace(process.id(), &log);
-    log.line_with("no more changes from the successor");
-    for kept in &mut kept {
-        assert_eq!(ask_next(&prepared, kept), 200);
-    }
+    let earlier = prepared.config().replace("/data\"", "/earlier\"");
+    fs::write(prepared.path("gateway.toml"), earlier).unwrap();
+    let successor = replace(served.process.id(), &served.log);
+    served.log.line_with("no more changes from the successor");
+    assert_eq!(admitted_next(&prepared, &mut kept), 4);
     let pending = |enabled: bool| {
-        let api = prepared.api(admin_address);
+        let api = prepared.api(served.admin_address);
         let reply = api.ask("PATCH", SERVICE, &json!({ "enabled": enabled }));
         assert_eq!(reply.status, 200, "{reply:?}");
         !reply.pending_nodes.is_empty()
@@ -390,12 +304,10 @@ fn a_process_that_lacks_a_change_serves_its_connections_on_and_is_named_as_pendi
     backend.release();
     assert_eq!(running.response().status, 200);
     drop((running, kept));
-    assert_eq!(process.exit_code(), Some(0));
+    assert_eq!(served.process.exit_code(), Some(0));
     eventually("no process is behind", || {
-        [true, false]
-            .iter()
-            .any(|enabled| !pending(*enabled))
-            .then_some(())
+        let is_in_use = |enabled| !pending(enabled);
+        [true, false].into_iter().any(is_in_use).then_some(())
     });
     successor.stop();
 }

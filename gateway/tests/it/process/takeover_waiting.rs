@@ -9,7 +9,7 @@ use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, Served};
-use crate::support::processes::successor::{Successor, admin, replace};
+use crate::support::processes::successor::{Successor, replace};
 use crate::support::waiting_requests::{Loss, WaitingRequests, until_quick};
 
 /// A replaced process closes connections that are idle for five seconds. An attempt that takes
@@ -17,10 +17,8 @@ use crate::support::waiting_requests::{Loss, WaitingRequests, until_quick};
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Whether the process that serves has this number of tunnels.
-fn has_tunnels(served: &Served, count: usize) -> bool {
-    let (_, metrics) = admin(served.admin_address, "/metrics");
-    let expected = format!("gw_tunnels {count}");
-    metrics.lines().any(|line| line == expected)
+fn has_tunnels(served: &Served, count: u64) -> bool {
+    served.metrics().count("gw_tunnels") == count
 }
 
 /// Ends the agent, and takes over from the gateway. Calls `between` before, and returns its result
@@ -76,8 +74,7 @@ fn kept_connections_are_served_by_an_agent_of_the_successor() {
         let (served, agent) = prepared.start(&backend.url);
         let _port = process::hold(served.address);
         let mut kept = prepared.connect(served.address);
-        kept.send(prepared.get("/"));
-        assert_eq!(kept.response().status, 200);
+        assert_eq!(kept.ask(prepared.get("/")).status, 200);
         let before = backend.requests();
         let began = Instant::now();
         let (_, (), _successor) = take_over(&served, agent, |_| Some(()))?;

@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Output;
 
 use gw_base::clock::Timestamp;
 use gw_region::Statement;
 use gw_store::{AuditEntry, PostgresStore, Store, StoreError};
 use serde_json::{Value, json};
 
+use crate::support::doctor::examine;
 use crate::support::eventually;
 use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::peers::held_backend::HeldBackend;
@@ -75,24 +75,32 @@ fn await_names(region: &Region, node: usize, names: &[String]) {
     assert!(has_all(warning, names), "{warnings}");
 }
 
-/// The output of a command on the configuration of a node, JSON.
-fn command(region: &Region, node: usize, arguments: &[&str]) -> (Output, Value) {
+/// What `region status` says of the configuration of a node.
+fn status(region: &Region, node: usize) -> Value {
     let mut command = gw_gateway();
-    command.args(arguments).arg("--json").arg("--config");
+    command.args(["region", "status", "--json", "--config"]);
     let output = command.arg(region.config(node)).output().unwrap();
-    let found = serde_json::from_slice(&output.stdout).unwrap();
-    (output, found)
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Asserts that `doctor` fails this check of the configuration of a node, and names both servers.
+fn assert_doctor_names(region: &Region, node: usize, check: &str, names: &[String]) {
+    let looked = examine(
+        gw_gateway()
+            .args(["doctor", "--config"])
+            .arg(region.config(node)),
+    );
+    let finding = looked.of(check);
+    assert!(
+        finding.verdict == "failed" && has_all(&format!("{finding:?}"), names),
+        "{finding:?}"
+    );
 }
 
 /// Asserts that `doctor` and `region status` name both servers.
 fn assert_commands_name(region: &Region, node: usize, names: &[String]) {
-    let (output, found) = command(region, node, &["doctor"]);
-    assert!(!output.status.success());
-    let mut checks = found["checks"].as_array().unwrap().iter();
-    let primary = checks.find(|it| it["check"] == "store: primary").unwrap();
-    assert_eq!(primary["verdict"], "failed", "{primary}");
-    assert!(has_all(&primary.to_string(), names), "{primary}");
-    let (_, status) = command(region, node, &["region", "status"]);
+    assert_doctor_names(region, node, "store: primary", names);
+    let status = status(region, node);
     let primaries = status["several_primaries"].as_str().unwrap_or_default();
     assert!(has_all(primaries, names), "{status}");
 }
@@ -103,15 +111,8 @@ fn assert_doctor_asks_the_process(region: &Region, node: usize, names: &[String]
     let admin_listen = format!("admin_listen = \"{}\"", region.node(node).admin_address);
     let known = text.replace("admin_listen = \"127.0.0.1:0\"", &admin_listen);
     fs::write(region.config(node), known).unwrap();
-    let (_, found) = command(region, node, &["doctor"]);
+    assert_doctor_names(region, node, "store: in use", names);
     fs::write(region.config(node), text).unwrap();
-    let mut checks = found["checks"].as_array().unwrap().iter();
-    let in_use = checks.find(|it| it["check"] == "store: in use");
-    let in_use = in_use.unwrap_or_else(|| panic!("{found:#}"));
-    assert!(
-        in_use["verdict"] == "failed" && has_all(&in_use.to_string(), names),
-        "{in_use}"
-    );
 }
 
 fn revision(server: &Postgres) -> String {
@@ -147,7 +148,7 @@ fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
     }
     assert_commands_name(&region, 1, &names);
     assert_doctor_asks_the_process(&region, 0, &names);
-    let (_, status) = command(&region, 1, &["region", "status"]);
+    let status = status(&region, 1);
     let known = revision(&standby);
     assert_eq!(status["region"]["revision"].to_string(), known);
     assert_eq!(change(&region, 1).0, 201);

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
 use crate::support::apex::APEX;
+use crate::support::doctor::{Findings, examine};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::machine::Machine;
@@ -51,31 +52,23 @@ impl Machine {
         refused
     }
 
-    /// Standard output of `doctor` and of `region join` on this machine, with their exit codes.
-    fn look(&self, config: &Path) -> [(i32, String); 2] {
-        [&["doctor", "--json"][..], &["region", "join"]].map(|words| {
-            let output = self
-                .run(gw_gateway().args(words).arg("--config").arg(config))
-                .output()
-                .unwrap();
-            (
-                output.status.code().unwrap(),
-                String::from_utf8(output.stdout).unwrap(),
-            )
-        })
+    /// What `doctor` finds on this machine.
+    fn examine(&self, config: &Path) -> Findings {
+        let mut doctor = gw_gateway();
+        doctor.args(["doctor", "--config"]).arg(config);
+        examine(self.run(&mut doctor))
     }
-}
 
-/// The finding of a check of `doctor --json`.
-fn clock_finding(found: &str) -> Value {
-    let found: Value = serde_json::from_str(found).unwrap();
-    found["checks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|check| check["check"] == "store: clock")
-        .unwrap()
-        .clone()
+    /// Exit code and standard output of `region join` on this machine.
+    fn join(&self, config: &Path) -> (i32, String) {
+        let mut join = gw_gateway();
+        join.args(["region", "join", "--config"]).arg(config);
+        let output = self.run(&mut join).output().unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stdout).unwrap(),
+        )
+    }
 }
 
 /// A new access token of a gateway for the scene's service.
@@ -157,13 +150,14 @@ fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
             difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
             "{difference}"
         );
-        let [(doctor, findings), (join, found)] = machine.look(&region.config(1));
-        assert_eq!((doctor, join), (1, 1), "{found}");
-        let finding = clock_finding(&findings);
+        let looked = machine.examine(&region.config(1));
+        let finding = looked.of("store: clock");
         assert!(
-            finding["verdict"] == "failed" && finding["found"].as_str().unwrap().contains(side),
-            "{finding}"
+            finding.verdict == "failed" && finding.found.contains(side),
+            "{finding:?}"
         );
+        let (code, found) = machine.join(&region.config(1));
+        assert_eq!(code, 1, "{found}");
         assert!(
             found.contains(side) && found.contains("synchronise both with NTP"),
             "{found}"
@@ -175,10 +169,8 @@ fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
         eventually("requests are relayed", || {
             ((0..2).all(|node| region.request(node) == "200")).then_some(())
         });
-        assert_eq!(
-            clock_finding(&machine.look(&region.config(1))[0].1)["verdict"],
-            "ok"
-        );
+        let looked = machine.examine(&region.config(1));
+        assert_eq!(looked.of("store: clock").verdict, "ok");
     }
 }
 

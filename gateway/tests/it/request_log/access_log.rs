@@ -4,26 +4,28 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::support::apex::APEX;
+use crate::support::doctor::{OF_NODE, examine, of_development, with};
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
-use crate::support::processes::process::{Served, gw_gateway, serve_command};
-use crate::support::processes::successor::{admin, replace};
-use crate::support::request_log::{call, capture_bodies, record};
+use crate::support::processes::process::{Log, Served, gw_gateway, serve_command};
+use crate::support::processes::successor::replace;
+use crate::support::request_log::{assert_fields, call, capture_bodies, record};
 use crate::support::scene::Scene;
 use crate::support::{SOON, eventually, programs};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
-/// The whole lines of a file.
+/// The complete lines of a file.
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -40,32 +42,33 @@ fn line(path: &Path, id: &str) -> Value {
     })
 }
 
+/// A scene that captures, with an access log in `folder`, and the path of the log.
+fn scene_with_log(folder: &Path) -> (Scene, PathBuf) {
+    let path = folder.join("access.jsonl");
+    let backend = "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone";
+    let scene = Scene::service()
+        .agent_to(backend::answering(backend))
+        .data_dir(folder)
+        .configuration(format!("access_log = {path:?}\n"))
+        .start();
+    capture_bodies(&scene.api());
+    (scene, path)
+}
+
 #[test]
 fn every_request_has_a_line_with_the_fields_of_its_record() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("access.jsonl");
-    let scene = Scene::service()
-        .agent_to(backend::answering(
-            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
-        ))
-        .data_dir(&folder.path().to_owned())
-        .configuration(format!("access_log = {path:?}\n"))
-        .start();
+    let (scene, path) = scene_with_log(folder.path());
     let api = scene.api();
-    capture_bodies(&api);
     let key = &scene.about.service_key;
-    let post = scene.request(
-        &format!("POST /orders/7?limit=5&key={key}"),
-        "Content-Length: 3\r\n\r\nabc",
-    );
-    let apex =
-        "GET /enroll/status?enrollment_id=en_1&x=hidden HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n";
-    let ids = [
-        post.as_str(),
-        &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"),
-        apex,
-    ]
-    .map(|sent| call(&scene, sent).1);
+    let post = format!("POST /orders/7?limit=5&key={key}");
+    let status = "GET /enroll/status?enrollment_id=en_1&x=hidden";
+    let requests = [
+        scene.request(&post, "Content-Length: 3\r\n\r\nabc"),
+        format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"),
+        format!("{status} HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
+    ];
+    let ids = requests.map(|request| call(&scene, &request).1);
     for id in &ids {
         let recorded = record(&api, id);
         let shown = gw_gateway()
@@ -81,73 +84,52 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         }
         assert_eq!(line(&path, id), shown);
     }
-
-    requests_that_the_request_log_does_not_have_have_lines(&scene, &path);
-
-    let expected = format!("gw_access_log_written_total {}\n", lines(&path).len());
     // A line is counted after it is written.
-    let metrics = eventually("all lines are counted", || {
-        let (_, metrics) = admin(scene.admin_address(), "/metrics");
-        Some(metrics).filter(|metrics| metrics.contains(&expected))
+    eventually("all lines are counted", || {
+        let written = scene.metrics().count("gw_access_log_written_total");
+        (written == lines(&path).len() as u64).then_some(())
     });
-    assert!(
-        metrics.contains("gw_access_log_dropped_total 0\n"),
-        "{metrics}"
-    );
+    assert_eq!(scene.metrics().count("gw_access_log_dropped_total"), 0);
     let text = fs::read_to_string(&path).unwrap();
     let secret = key.split('.').nth(1).unwrap();
-    assert!(
-        !text.contains(secret) && !text.contains("hidden") && !text.contains("captured"),
-        "{text}"
-    );
+    for part in [secret, "hidden", "captured"] {
+        assert!(!text.contains(part), "{part}: {text}");
+    }
     scene.stop();
 }
 
-/// Requests of a service without the request log, and of no service.
-fn requests_that_the_request_log_does_not_have_have_lines(scene: &Scene, path: &Path) {
+#[test]
+fn requests_outside_the_request_log_have_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (scene, path) = scene_with_log(folder.path());
     let api = scene.api();
-    let key = &scene.about.service_key;
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": false })
-        )
-        .status,
-        200
-    );
-    let unlogged = eventually("the service is not logged", || {
-        let (_, id) = call(
-            scene,
-            &scene.request("POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
-        );
-        line(path, &id);
-        (api.get(&format!("/requests/{id}")).status == 404).then_some(id)
+    api.change_service("demo", "echo", &json!({ "request_logging": false }));
+    let post = scene.request("POST /unlogged", "Content-Length: 2\r\n\r\nhi");
+    let (_, unlogged) = call(&scene, &post);
+    let key_id = scene.about.service_key.trim_start_matches("gw_sk_");
+    let expected = json!({
+        "account": "demo",
+        "service": "echo",
+        "status": 404,
+        "path": "/unlogged",
+        "caller_id": key_id.split('.').next().unwrap(),
+        "bytes_in": 2,
+        "bytes_taken": 2,
     });
-    let unlogged = line(path, &unlogged);
-    let key_id = key.trim_start_matches("gw_sk_").split('.').next().unwrap();
-    for (field, value) in [
-        ("account", json!("demo")),
-        ("service", json!("echo")),
-        ("status", json!(404)),
-        ("path", json!("/unlogged")),
-        ("caller_id", json!(key_id)),
-        ("bytes_in", json!(2)),
-        ("bytes_taken", json!(2)),
-    ] {
-        assert_eq!(unlogged[field], value, "{field}");
+    assert_fields(&line(&path, &unlogged), &expected);
+    let reply = api.get(&format!("/requests/{unlogged}"));
+    assert_eq!(reply.status, 404, "{reply:?}");
+
+    let other_host = "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n";
+    let (_, stray) = call(&scene, other_host);
+    let expected = json!({ "service": "", "code": "GW_MISDIRECTED", "query": "secret=***" });
+    assert_fields(&line(&path, &stray), &expected);
+    let (_, invalid) = call(&scene, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
+    assert_eq!(line(&path, &invalid)["code"], "GW_BAD_REQUEST");
+    let text = fs::read_to_string(&path).unwrap();
+    for part in ["hidden", "captured"] {
+        assert!(!text.contains(part), "{part}: {text}");
     }
-    let (_, stray) = call(
-        scene,
-        "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
-    );
-    let stray = line(path, &stray);
-    assert_eq!(
-        (&stray["service"], &stray["code"], &stray["query"]),
-        (&json!(""), &json!("GW_MISDIRECTED"), &json!("secret=***"))
-    );
-    let (_, invalid) = call(scene, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
-    assert_eq!(line(path, &invalid)["code"], "GW_BAD_REQUEST");
 }
 
 /// Sends a request; returns its id.
@@ -159,40 +141,45 @@ fn ask(prepared: &Prepared, address: SocketAddr) -> String {
     response.header("x-gw-request-id").to_owned()
 }
 
+/// The configuration of a gateway with an access log at `path`.
+fn config_with(prepared: &Prepared, path: &Path) -> String {
+    format!("{}access_log = {path:?}\n", prepared.config())
+}
+
 #[test]
-fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
+fn a_rotated_file_is_left_alone() {
     let prepared = Prepared::new();
     let path = prepared.path("access.jsonl");
     let rotated = prepared.path("access.jsonl.1");
-    let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
+    let served = prepared.serve_with(&config_with(&prepared, &path));
+    let _agent = prepared.run_agent(served.address.port(), &backend::answering(OK));
+    prepared.wait_for_tunnel(served.address);
+    let first = ask(&prepared, served.address);
+    line(&path, &first);
+    fs::rename(&path, &rotated).unwrap();
+    served.process.signal("HUP");
+    served.log.line_with("access log reopened");
+    let second = ask(&prepared, served.address);
+    line(&path, &second);
+    let has = |id: &str| lines(&rotated).iter().any(|line| line["id"] == id);
+    assert!(has(&first));
+    assert!(!has(&second));
+}
+
+#[test]
+fn a_successor_appends_to_the_same_file() {
+    let prepared = Prepared::new();
+    let path = prepared.path("access.jsonl");
     let Served {
         mut process,
         address,
         admin_address: _,
         log,
-    } = prepared.serve_with(&config);
+    } = prepared.serve_with(&config_with(&prepared, &path));
     let _port = process::hold(address);
     let backend = HeldBackend::start();
     let _agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
-    let first = ask(&prepared, address);
-    line(&path, &first);
-    fs::rename(&path, &rotated).unwrap();
-    process.signal("HUP");
-    log.find(|line| (line["message"] == "access log reopened").then_some(()));
-    let second = ask(&prepared, address);
-    line(&path, &second);
-    assert!(
-        lines(&rotated)
-            .iter()
-            .any(|line| line["id"] == first.as_str())
-    );
-    assert!(
-        !lines(&rotated)
-            .iter()
-            .any(|line| line["id"] == second.as_str())
-    );
-
     let mut kept = KeptConnection::begin(prepared.connect(address), &prepared.get("/"));
     let successor = replace(process.id(), &log);
     let by_successor = eventually("the successor answers", || {
@@ -209,22 +196,16 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
         line(&path, id);
     }
     successor.stop();
-    let found: Vec<Value> = lines(&path);
-    let ids: BTreeSet<String> = lines(&path)
-        .iter()
-        .map(|line| line["id"].to_string())
-        .collect();
+    let found = lines(&path);
+    let ids: BTreeSet<String> = found.iter().map(|line| line["id"].to_string()).collect();
     assert_eq!(found.len(), ids.len(), "no line is written twice");
 }
 
 #[test]
 fn lines_go_to_standard_output() {
     let prepared = Prepared::new();
-    fs::write(
-        prepared.path("gateway.toml"),
-        format!("{}access_log = \"stdout\"\n", prepared.config()),
-    )
-    .unwrap();
+    let config = config_with(&prepared, Path::new("stdout"));
+    fs::write(prepared.path("gateway.toml"), config).unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let served = process::serve(serve_command(&prepared.path("gateway.toml")).stdout(writer));
     let _agent = prepared.run_agent(served.address.port(), &backend::answering(OK));
@@ -244,29 +225,13 @@ fn serve_on_a_small_disk(prepared: &Prepared, folder: &Path) -> Command {
     let script = r#"mount -t tmpfs -o size=256k,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command
-        .args([
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "sh",
-            "-c",
-            script,
-            "sh",
-        ])
+        .args(["--user", "--map-root-user", "--mount"])
+        .args(["sh", "-c", script, "sh"])
         .arg(folder)
         .arg(gw_gateway().get_program())
-        .arg("serve")
-        .arg("--config")
+        .args(["serve", "--config"])
         .arg(prepared.path("gateway.toml"));
     command
-}
-
-/// A line of the log whose message ends with `end`.
-fn message(line: &Value, end: &str) -> Option<Value> {
-    line["message"]
-        .as_str()?
-        .ends_with(end)
-        .then_some(line.clone())
 }
 
 #[test]
@@ -278,53 +243,40 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
     let folder = prepared.path("logs");
     fs::create_dir(&folder).unwrap();
     let path = folder.join("access.jsonl");
-    let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
+    let config = config_with(&prepared, &path);
     fs::write(prepared.path("gateway.toml"), config).unwrap();
-    let mut command = serve_on_a_small_disk(&prepared, &folder);
-    let Served {
-        process,
-        address,
-        admin_address,
-        log,
-    } = process::serve(&mut command);
-    let _agent = prepared.run_agent(address.port(), &backend::answering(OK));
-    prepared.wait_for_tunnel(address);
+    let served = process::serve(&mut serve_on_a_small_disk(&prepared, &folder));
+    let _agent = prepared.run_agent(served.address.port(), &backend::answering(OK));
+    prepared.wait_for_tunnel(served.address);
     let inside = |path: &Path| {
-        let root = format!("/proc/{}/root", process.id());
+        let root = format!("/proc/{}/root", served.process.id());
         Path::new(&root).join(path.strip_prefix("/").unwrap())
     };
-    let before = ask(&prepared, address);
+    let before = ask(&prepared, served.address);
     line(&inside(&path), &before);
 
     let filler = inside(&folder.join("filler"));
     let mut file = fs::File::create(&filler).unwrap();
     while file.write_all(&[0; 512]).is_ok() {}
-    let metric = |name: &str| {
-        let (_, metrics) = admin(admin_address, "/metrics");
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-            .unwrap();
-        line.parse::<u64>().unwrap()
-    };
+    let metric = |name: &str| served.metrics().count(name);
     // The last page of the file may have room for some lines.
     eventually("a line is lost", || {
-        ask(&prepared, address);
+        ask(&prepared, served.address);
         (metric("gw_access_log_dropped_total") > 0).then_some(())
     });
     assert_eq!(metric("gw_access_log_failing"), 1);
-    the_failure_is_logged_and_found(&prepared, &log, &path, &inside(&path));
+    the_failure_is_logged_and_found(&prepared, &served.log, &path, &inside(&path));
 
     drop(file);
     fs::remove_file(&filler).unwrap();
     eventually("lines are written again", || {
-        ask(&prepared, address);
+        ask(&prepared, served.address);
         (metric("gw_access_log_failing") == 0).then_some(())
     });
-    log.find(|line| message(line, ": records are written again"));
+    served.log.line_with(": records are written again\"");
     // The last line before the disk was full may be cut off. The next one begins on a line of its
     // own.
-    let after = ask(&prepared, address);
+    let after = ask(&prepared, served.address);
     let text = eventually("the line of the last request", || {
         let text = fs::read_to_string(inside(&path)).unwrap();
         (text.ends_with('\n') && text.contains(&after)).then_some(text)
@@ -333,72 +285,43 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
 }
 
 /// `inside` is `path` for processes in another mount namespace.
-fn the_failure_is_logged_and_found(
-    prepared: &Prepared,
-    log: &process::Log,
-    path: &Path,
-    inside: &Path,
-) {
-    let failure =
-        log.find(|line| message(line, ": writing fails; records are lost until it succeeds"));
-    assert!(
-        failure["message"]
-            .as_str()
-            .unwrap()
-            .contains(path.to_str().unwrap()),
-        "{failure}"
+fn the_failure_is_logged_and_found(prepared: &Prepared, log: &Log, path: &Path, inside: &Path) {
+    let failure = log.line_with(": writing fails; records are lost until it succeeds\"");
+    let failure: Value = serde_json::from_str(&failure).unwrap();
+    let text = |member: &str| failure[member].as_str().unwrap();
+    let message = text("message");
+    assert!(message.contains(path.to_str().unwrap()), "{failure}");
+    assert!(text("error").contains("free some space"), "{failure}");
+    let config = prepared.path("doctor.toml");
+    fs::write(&config, config_with(prepared, inside)).unwrap();
+    let looked = examine(gw_gateway().args(["doctor", "--config"]).arg(config));
+    let checks = of_development(&with(&OF_NODE, "request log", &["access_log"]));
+    looked.assert(
+        &checks,
+        &[("access_log", "failed"), ("certificate", "warning")],
     );
-    assert!(
-        failure["error"]
-            .as_str()
-            .unwrap()
-            .contains("free some space"),
-        "{failure}"
-    );
-    let config = format!(
-        "{}access_log = \"{}\"\n",
-        prepared.config(),
-        inside.display()
-    );
-    fs::write(prepared.path("doctor.toml"), config).unwrap();
-    let mut doctor = gw_gateway();
-    doctor.args(["doctor", "--config"]);
-    let found = doctor.arg(prepared.path("doctor.toml")).output().unwrap();
-    let found = String::from_utf8(found.stdout).unwrap();
+    let found = &looked.of("access_log").found;
     assert!(found.contains("no lines are written"), "{found}");
 }
 
 fn at_most_one_line_is_cut(text: &str, ids: [&str; 2]) {
-    let (whole, cut): (Vec<_>, Vec<_>) = text
-        .lines()
-        .map(serde_json::from_str::<Value>)
-        .partition(|line| line.is_ok());
-    assert!(cut.len() <= 1, "{text}");
+    let parsed = text.lines().map(serde_json::from_str::<Value>);
+    let whole: Vec<Value> = parsed.filter_map(Result::ok).collect();
+    assert!(text.lines().count() - whole.len() <= 1, "{text}");
     for id in ids {
-        assert!(
-            whole.iter().any(|line| line.as_ref().unwrap()["id"] == id),
-            "{text}"
-        );
+        assert!(whole.iter().any(|line| line["id"] == id), "{id}: {text}");
     }
 }
 
 #[test]
 fn a_path_that_cannot_be_opened_is_named_at_the_start() {
     let prepared = Prepared::new();
-    let config = format!(
-        "{}access_log = \"/nowhere/access.jsonl\"\n",
-        prepared.config()
-    );
+    let config = config_with(&prepared, Path::new("/nowhere/access.jsonl"));
     fs::write(prepared.path("gateway.toml"), config).unwrap();
-    let output = serve_command(&prepared.path("gateway.toml"))
-        .output()
-        .unwrap();
+    let mut command = serve_command(&prepared.path("gateway.toml"));
+    let output = command.output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text.contains(
-            "access_log: cannot append to /nowhere/access.jsonl: No such file or directory"
-        ),
-        "{text}"
-    );
+    let expected = "access_log: cannot append to /nowhere/access.jsonl: No such file or directory";
+    assert!(text.contains(expected), "{text}");
 }

@@ -1,4 +1,4 @@
-//! What strangers and accounts can make the request log write, measured on the disk.
+//! Bounds of the request log on the disk, for callers without a key and for accounts.
 
 use gw_shared::id::random_base62;
 use serde_json::json;
@@ -6,8 +6,7 @@ use serde_json::json;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::gw_gateway;
-use crate::support::request_log::{call, capture_bodies, record};
+use crate::support::request_log::{assert_fields, call, capture_bodies, record, replay};
 use crate::support::scene::Scene;
 use crate::support::{eventually, on_disk};
 
@@ -56,29 +55,10 @@ fn strangers_do_not_fill_the_disk() {
         assert_eq!(metrics.count(name), 0, "{name}");
     }
 
-    let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let found = gw_gateway()
-        .args([
-            "request",
-            "search",
-            "--account",
-            "demo",
-            "--code",
-            "GW_AUTH_REQUIRED",
-        ])
-        .args(["--limit", "1", "--json"])
-        .env("GW_ADMIN_URL", format!("http://{}", served.admin_address))
-        .env("GW_ADMIN_TOKEN", token.trim())
-        .output()
-        .unwrap();
-    let text = String::from_utf8(found.stdout).unwrap();
-    let path = text.split("\"path\"").nth(1);
-    let path = path.and_then(|rest| rest.split('"').nth(1));
-    assert!(
-        path.is_some_and(|path| path.ends_with('\u{2026}')),
-        "{text}"
-    );
-    assert!(text.len() < 2048, "{text}");
+    let found = &api.list("/requests?account=demo&code=GW_AUTH_REQUIRED&limit=1")[0];
+    let path = found["path"].as_str().unwrap();
+    assert!(path.ends_with('\u{2026}'), "{path}");
+    assert!(found.to_string().len() < 2048, "{found}");
 }
 
 #[test]
@@ -87,7 +67,7 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     let folder = tempfile::tempdir().unwrap();
     let scene = Scene::service()
         .agent_to(backend::answering(OK))
-        .data_dir(&folder.path().to_owned())
+        .data_dir(folder.path())
         .configuration(format!("request_log_max_bytes = {MAX}\n"))
         .start();
     let api = scene.api();
@@ -100,12 +80,9 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
         .collect();
     let captured = |id: &String| record(&api, id)["captured_request"].clone();
     assert_eq!(captured(&ids[0])["bytes"], body.len());
-    let last = captured(&ids[29]);
-    assert_eq!(
-        (&last["truncated_by"], &last["bytes"]),
-        (&json!("disk"), &json!(0))
-    );
-    let replayed = api.ask("POST", &format!("/requests/{}/replay", ids[29]), &json!({}));
+    let expected = json!({ "truncated_by": "disk", "bytes": 0 });
+    assert_fields(&captured(&ids[29]), &expected);
+    let replayed = replay(&api, &ids[29], &json!({}));
     assert_eq!(replayed.status, 409, "{replayed:?}");
     assert_eq!(metric("gw_request_log_over_share_total"), 0);
 
@@ -125,11 +102,10 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     let (_, key) = api.create_service_key("quiet", &["api"]);
     let host = "quiet--api.eu1.gw.localhost";
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
-    let path = "/accounts/quiet/services/api";
-    assert_eq!(api.ask("PATCH", path, &tight).status, 200);
+    api.change_service("quiet", "api", &tight);
     let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
     let connect = || connect_to(&scene.about, host, &[b"http/1.1"], None);
-    // It waits for an agent. All others are refused at once.
+    // The first request waits for an agent. All others are refused at once.
     let mut first = connect();
     first.send(&ask);
     let quiet = eventually("requests are refused", || {
@@ -141,7 +117,8 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     });
     assert_eq!(record(&api, &quiet)["account"], "quiet");
     assert_eq!(metric("gw_request_log_dropped_total"), 0);
-    // Half of a day's tenth of the bound, the write-ahead logs, and pages that are not full.
+    // Half of the tenth of the bound that a day may use, the write-ahead logs, and pages that are
+    // not full.
     let used = on_disk(&folder.path().join("requests"));
     assert!(used < MAX / 20 + 2 * MAX / 64 + MIB, "{used}");
 }

@@ -9,18 +9,21 @@ use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
 use crate::support::eventually;
 use crate::support::peers::backend;
-use crate::support::peers::caller::connect_to;
+use crate::support::peers::caller::HOST;
 use crate::support::processes::process::gw_gateway;
 use crate::support::processes::region::Region;
-use crate::support::request_log::{call, capture_bodies, record};
+use crate::support::request_log::{assert_fields, call, capture_bodies, record, replay};
 use crate::support::scene::{About, Scene};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
+const SERVICES: &str = "/accounts/demo/services";
 const SERVICE: &str = "/accounts/demo/services/echo";
 
 fn start() -> Scene {
     let url = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-    Scene::service().agent_to(url).start()
+    let scene = Scene::service().agent_to(url).start();
+    capture_bodies(&scene.api());
+    scene
 }
 
 /// Sends a request whose bodies are captured; returns its id once it is in the log.
@@ -30,24 +33,21 @@ fn captured(scene: &Scene) -> String {
     id
 }
 
-fn done(api: &Api, method: &str, path: &str, body: &Value) {
-    let reply = api.ask(method, path, body);
-    assert!((200..300).contains(&reply.status), "{reply:?}");
-}
-
 /// Requests in the usage and in the series of the last minutes.
 fn counted(api: &Api, query: &str) -> [u64; 2] {
-    let sum = |list: &Value| -> u64 {
-        let requests = list
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|item| &item["requests"]);
-        requests.map(|count| count.as_u64().unwrap()).sum()
+    let sum = |path: &str, member: &str| -> u64 {
+        let reply = api.get(&format!("{path}?{query}")).body;
+        let requests = reply[member].as_array().unwrap().iter();
+        requests.map(|it| it["requests"].as_u64().unwrap()).sum()
     };
-    let usage = api.get(&format!("/usage?{query}"));
-    let series = api.get(&format!("/series?{query}"));
-    [sum(&usage.body["items"]), sum(&series.body["points"])]
+    [sum("/usage", "items"), sum("/series", "points")]
+}
+
+/// Waits until the requests of the service are counted.
+fn await_counted(api: &Api, requests: u64) {
+    eventually("the requests are counted", || {
+        (counted(api, QUERIES[0]) == [requests; 2]).then_some(())
+    });
 }
 
 const QUERIES: [&str; 3] = ["account=demo&service=echo", "account=demo", ""];
@@ -55,36 +55,36 @@ const QUERIES: [&str; 3] = ["account=demo&service=echo", "account=demo", ""];
 /// Ids that searches with and without a service find, which are the same.
 fn found(api: &Api) -> Vec<String> {
     let [of_service, of_account, all] = QUERIES.map(|query| {
-        let page = api.get(&format!("/requests?apex=false&{query}")).body;
-        let items = page["items"].as_array().unwrap().iter();
-        let ids = items.map(|item| item["id"].as_str().unwrap().to_owned());
-        ids.collect::<Vec<_>>()
+        let items = api.list(&format!("/requests?apex=false&{query}"));
+        let ids = items.iter().map(|item| item["id"].as_str().unwrap());
+        ids.map(str::to_owned).collect::<Vec<_>>()
     });
     assert_eq!(of_service, of_account);
     assert_eq!(of_service, all);
     all
 }
 
-/// Nothing of the request is shown, and it is not replayed.
-fn is_hidden(about: &About, id: &str) {
-    let api = Api::of(about);
+/// Asserts that nothing of the request is shown, and that it is not replayed.
+fn assert_hidden(api: &Api, id: &str) {
     for path in ["", "/body/request", "/body/response"] {
         let reply = api.get(&format!("/requests/{id}{path}"));
         assert_eq!(reply.status, 404, "{path}: {reply:?}");
     }
-    let replay = api.ask("POST", &format!("/requests/{id}/replay"), &json!({}));
-    let detail = replay.body["detail"].as_str().unwrap();
     let reason = "made for an earlier account or service of the same name";
+    assert_not_replayed(api, id, reason);
+    assert!(!found(api).contains(&id.to_owned()));
+}
+
+fn assert_not_replayed(api: &Api, id: &str, reason: &str) {
+    let replay = replay(api, id, &json!({}));
+    let detail = replay.body["detail"].as_str().unwrap();
     assert!(replay.status == 404 && detail.contains(reason), "{detail}");
-    assert!(!found(&api).contains(&id.to_owned()));
 }
 
 fn command(about: &About, arguments: &[&str]) -> Output {
-    let mut command = gw_gateway();
-    command
+    gw_gateway()
         .args(arguments)
-        .env("GW_ADMIN_TOKEN", &about.admin_token);
-    command
+        .env("GW_ADMIN_TOKEN", &about.admin_token)
         .args(["--admin-url", &about.admin_url])
         .output()
         .unwrap()
@@ -94,36 +94,27 @@ fn command(about: &About, arguments: &[&str]) -> Output {
 fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     let scene = start();
     let api = scene.api();
-    capture_bodies(&api);
     let earlier = [captured(&scene), captured(&scene)];
-    eventually("the requests are counted", || {
-        (counted(&api, QUERIES[0]) == [2, 2]).then_some(())
-    });
+    await_counted(&api, 2);
     let first = |kind: &str, id: &str| {
         let path = format!("/accounts/demo/{kind}");
-        let item = api.get(&path).body["items"][0].clone();
-        format!("{path}/{}", item[id].as_str().unwrap())
+        format!("{path}/{}", api.list(&path)[0][id].as_str().unwrap())
     };
     let agent = first("agents", "agent_id");
     let key = first("service-keys", "key_id");
 
-    done(&api, "DELETE", SERVICE, &Value::Null);
+    api.delete(SERVICE);
     let new = json!({
         "id": "echo", "capture_request_body": true, "capture_response_body": true,
     });
-    done(&api, "POST", "/accounts/demo/services", &new);
-    // Without a tunnel.
-    done(
-        &api,
-        "PATCH",
-        &key,
-        &json!({ "allowed_services": ["echo"] }),
-    );
+    api.post(SERVICES, &new);
+    // The service has no tunnel yet.
+    api.patch(&key, &json!({ "allowed_services": ["echo"] }));
     let (status, first) = call(&scene, &scene.request("POST /new", BODY));
     assert_eq!(status, 504);
     record(&api, &first);
     for id in &earlier {
-        is_hidden(&scene.about, id);
+        assert_hidden(&api, id);
         let shown = command(&scene.about, &["request", "show", id]);
         assert_eq!(shown.status.code(), Some(1), "{shown:?}");
     }
@@ -140,13 +131,11 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     }
     let printed = command(&scene.about, &["usage", "--csv"]).stdout;
     let printed = String::from_utf8(printed).unwrap();
-    assert!(
-        printed.lines().count() == 2 && printed.contains(",demo,echo,1,1,"),
-        "{printed}"
-    );
+    assert_eq!(printed.lines().count(), 2, "{printed}");
+    assert!(printed.contains(",demo,echo,1,1,"), "{printed}");
 
     // The agent serves the new one, and its tunnel to the earlier one is forgotten.
-    done(&api, "PATCH", &agent, &json!({ "services": ["echo"] }));
+    api.patch(&agent, &json!({ "services": ["echo"] }));
     eventually("the agent has a tunnel", || {
         let shown = api.get(&agent).body;
         assert_eq!(shown.get("ended_tunnels"), None, "{shown}");
@@ -154,7 +143,7 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     });
     let second = captured(&scene);
     assert_eq!(found(&api), [second.clone(), first]);
-    let replay = api.ask("POST", &format!("/requests/{second}/replay"), &json!({}));
+    let replay = replay(&api, &second, &json!({}));
     assert_eq!(replay.status, 201, "{replay:?}");
 
     the_console_shows_nothing_of_the_one_before(&scene, &earlier[0], &second);
@@ -173,30 +162,20 @@ fn the_console_shows_nothing_of_the_one_before(scene: &Scene, earlier: &str, sec
 }
 
 #[test]
-fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
+fn a_deleted_service_keeps_its_records_without_captures() {
     let scene = start();
     let api = scene.api();
-    capture_bodies(&api);
     let id = captured(&scene);
-    eventually("the request is counted", || {
-        (counted(&api, QUERIES[0]) == [1, 1]).then_some(())
-    });
-    done(&api, "DELETE", SERVICE, &Value::Null);
+    await_counted(&api, 1);
+    api.delete(SERVICE);
     let shown = api.get(&format!("/requests/{id}")).body;
-    assert_eq!(
-        (&shown["path"], &shown["captured_request"]),
-        (&json!("/orders"), &Value::Null)
-    );
+    let expected = json!({ "path": "/orders", "captured_request": null });
+    assert_fields(&shown, &expected);
     for side in ["request", "response"] {
         let reply = api.get(&format!("/requests/{id}/body/{side}"));
         assert_eq!(reply.status, 404, "{reply:?}");
     }
-    let replay = api.ask("POST", &format!("/requests/{id}/replay"), &json!({}));
-    let detail = replay.body["detail"].as_str().unwrap();
-    assert!(
-        replay.status == 404 && detail.contains("no service demo--echo"),
-        "{detail}"
-    );
+    assert_not_replayed(&api, &id, "no service demo--echo");
     assert_eq!(found(&api), [id]);
     assert_eq!(counted(&api, QUERIES[0]), [1, 1]);
 }
@@ -205,40 +184,24 @@ fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
 fn an_account_that_is_created_again_shows_nothing_of_the_one_before() {
     let scene = start();
     let api = scene.api();
-    capture_bodies(&api);
     let id = captured(&scene);
-    eventually("the request is counted", || {
-        (counted(&api, QUERIES[0]) == [1, 1]).then_some(())
-    });
-    done(&api, "DELETE", "/accounts/demo?cascade=true", &Value::Null);
-    let shown = api.get(&format!("/requests/{id}"));
-    assert_eq!(
-        (shown.status, &shown.body["captured_request"]),
-        (200, &Value::Null)
-    );
+    await_counted(&api, 1);
+    api.delete("/accounts/demo?cascade=true");
+    let shown = api.get(&format!("/requests/{id}")).done();
+    assert_eq!(shown["captured_request"], Value::Null);
     let body = api.get(&format!("/requests/{id}/body/request"));
     assert_eq!(body.status, 404);
 
-    // Already without the service.
-    done(
-        &api,
-        "POST",
-        "/accounts",
-        &json!({ "id": "demo", "capture_allowed": true }),
-    );
     let is_empty = || {
-        is_hidden(&scene.about, &id);
+        assert_hidden(&api, &id);
         assert_eq!(found(&api), [""; 0]);
         assert_eq!(counted(&api, QUERIES[0]), [0, 0]);
         assert_eq!(counted(&api, QUERIES[1]), [0, 0]);
     };
+    // The account alone hides it, without the service.
+    api.create_account("demo");
     is_empty();
-    done(
-        &api,
-        "POST",
-        "/accounts/demo/services",
-        &json!({ "id": "echo" }),
-    );
+    api.post(SERVICES, &json!({ "id": "echo" }));
     is_empty();
 }
 
@@ -247,22 +210,11 @@ fn no_node_of_a_region_shows_records_of_an_earlier_service() {
     let Some(region) = Region::start(2) else {
         return;
     };
-    let abouts = [0, 1].map(|node| About {
-        admin_url: format!("http://{}", region.node(node).admin_address),
-        admin_token: region.admin_token().trim().to_owned(),
-        ..region.about(node)
-    });
-    let apis = abouts.each_ref().map(Api::of);
+    let apis = [0, 1].map(|node| region.api(node));
     let receive = |node: usize, key: &str| {
-        let mut caller = connect_to(
-            &abouts[node],
-            "demo--echo.eu1.gw.localhost",
-            &[b"http/1.1"],
-            None,
-        );
+        let mut caller = region.connect(node);
         caller.send(format!(
-            "GET /orders HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\n\
-             X-Gw-Service-Key: {key}\r\n\r\n"
+            "GET /orders HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
         ));
         let id = caller.response().header("x-gw-request-id").to_owned();
         record(&apis[node], &id);
@@ -270,27 +222,17 @@ fn no_node_of_a_region_shows_records_of_an_earlier_service() {
     };
     let earlier = [0, 1].map(|node| receive(node, region.service_key()));
     for api in &apis {
-        eventually("both are counted", || {
-            (counted(api, QUERIES[0]) == [2, 2]).then_some(())
-        });
+        await_counted(api, 2);
     }
-    done(&apis[0], "DELETE", SERVICE, &Value::Null);
+    apis[0].delete(SERVICE);
     for api in &apis {
         assert_eq!(found(api).len(), 2);
     }
-    done(
-        &apis[1],
-        "POST",
-        "/accounts/demo/services",
-        &json!({ "id": "echo" }),
-    );
-    let new = json!({ "allowed_services": ["echo"] });
-    let key = apis[0]
-        .ask("POST", "/accounts/demo/service-keys", &new)
-        .body;
-    let current = receive(0, key["service_key"].as_str().unwrap());
-    for (api, about) in apis.iter().zip(&abouts) {
-        earlier.iter().for_each(|id| is_hidden(about, id));
+    apis[1].post(SERVICES, &json!({ "id": "echo" }));
+    let (_, key) = apis[0].create_service_key("demo", &["echo"]);
+    let current = receive(0, &key);
+    for api in &apis {
+        earlier.iter().for_each(|id| assert_hidden(api, id));
         assert_eq!(found(api), std::slice::from_ref(&current));
         eventually("it is counted alone", || {
             let counts = counted(api, QUERIES[0]);

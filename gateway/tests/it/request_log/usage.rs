@@ -1,30 +1,32 @@
 //! Usage of services by day: over kills of the process, and in a region over the loss of nodes.
 
 use std::fs;
-use std::net::SocketAddr;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::gw_gateway;
+use crate::support::processes::process::{Served, gw_gateway};
 use crate::support::processes::region::Region;
+use crate::support::request_log::assert_fields;
+
+const HELLO: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 
 /// Runs `gw-gateway usage`; returns its exit code and output.
-fn usage(admin_address: SocketAddr, token_file: &std::path::Path, options: &str) -> (i32, String) {
+fn usage(prepared: &Prepared, served: &Served, options: &str) -> (i32, String) {
     let output = gw_gateway()
-        .args("usage".split(' ').chain(options.split_whitespace()))
-        .args(["--admin-url", &format!("http://{admin_address}")])
+        .arg("usage")
+        .args(options.split_whitespace())
+        .args(["--admin-url", &format!("http://{}", served.admin_address)])
         .arg("--admin-token-file")
-        .arg(token_file)
+        .arg(prepared.path("data/admin.token"))
         .output()
         .unwrap();
     let code = output.status.code().unwrap();
-    let printed = if code == 0 {
-        output.stdout
-    } else {
-        output.stderr
+    let printed = match code {
+        0 => output.stdout,
+        _ => output.stderr,
     };
     (code, String::from_utf8(printed).unwrap())
 }
@@ -32,84 +34,84 @@ fn usage(admin_address: SocketAddr, token_file: &std::path::Path, options: &str)
 /// Requests and refusals of the only service, on all days.
 fn sums(usage: &Value) -> (u64, u64) {
     let items = usage["items"].as_array().unwrap();
-    let sum = |name: &str| items.iter().map(|item| item[name].as_u64().unwrap()).sum();
     for item in items {
-        assert_eq!(
-            (&item["account"], &item["service"]),
-            (&"demo".into(), &"echo".into())
-        );
+        assert_fields(item, &json!({ "account": "demo", "service": "echo" }));
     }
+    let sum = |name: &str| items.iter().map(|item| item[name].as_u64().unwrap()).sum();
     (sum("requests"), sum("refusals"))
 }
 
-#[test]
-fn requests_and_bytes_of_a_day_survive_a_kill_and_are_printed_for_people_and_programs() {
-    let prepared = Prepared::new();
-    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
-    let (served, agent) = prepared.start(&backend);
-    let token = prepared.path("data/admin.token");
-    let read = |served: &crate::support::processes::process::Served, options: &str| -> Value {
-        let (code, json) = usage(served.admin_address, &token, &format!("{options} --json"));
+/// Sends requests; each is answered with this status.
+fn request(prepared: &Prepared, served: &Served, count: usize, status: u16) {
+    for _ in 0..count {
+        let mut caller = prepared.connect(served.address);
+        caller.send(prepared.get("/"));
+        assert_eq!(caller.response().status, status);
+    }
+}
+
+/// Waits until there is usage with `expected` requests, and returns its sums.
+fn await_requests(prepared: &Prepared, served: &Served, expected: u64) -> (u64, u64) {
+    eventually("the requests are in the usage", || {
+        let (code, json) = usage(prepared, served, "--json");
         assert_eq!(code, 0, "{json}");
-        json.parse().unwrap()
-    };
+        let sums = sums(&json.parse().unwrap());
+        (sums.0 == expected).then_some(sums)
+    })
+}
+
+#[test]
+fn usage_of_a_day_survives_a_kill() {
+    let prepared = Prepared::new();
+    let (served, agent) = prepared.start(&backend::answering(HELLO));
     // Waiting for the tunnel has made requests, too.
     let metrics = served.metrics();
     let before = metrics.count_with("gw_service_requests_total", "demo--echo");
-    for _ in 0..3 {
-        let mut caller = prepared.connect(served.address);
-        caller.send(prepared.get("/"));
-        assert_eq!(caller.response().status, 200);
-    }
-    let counted = eventually("the requests are in the usage", || {
-        Some(sums(&read(&served, ""))).filter(|(requests, _)| *requests == before + 3)
-    });
+    request(&prepared, &served, 3, 200);
+    let (requests, refusals) = await_requests(&prepared, &served, before + 3);
     served.process.signal("KILL");
     drop(served);
     let served = prepared.serve_with(&prepared.config());
-    assert_eq!(sums(&read(&served, "")), counted);
+    let (code, json) = usage(&prepared, &served, "--json");
+    assert_eq!(code, 0, "{json}");
+    assert_eq!(sums(&json.parse().unwrap()), (requests, refusals));
     drop(agent);
 
     // Without an agent the gateway answers.
-    let mut caller = prepared.connect(served.address);
-    caller.send(prepared.get("/"));
-    assert_eq!(caller.response().status, 504);
-    let refused = (counted.0 + 1, counted.1 + 1);
-    eventually("the refusal is in the usage", || {
-        (sums(&read(&served, "")) == refused).then_some(())
-    });
+    request(&prepared, &served, 1, 504);
+    let sums = await_requests(&prepared, &served, requests + 1);
+    assert_eq!(sums, (requests + 1, refusals + 1));
+}
 
-    let (_, csv) = usage(
-        served.admin_address,
-        &token,
-        "--csv --account demo --service echo",
-    );
+#[test]
+fn usage_is_printed_for_people_and_programs() {
+    let prepared = Prepared::new();
+    let (served, _agent) = prepared.start(&backend::answering(HELLO));
+    let metrics = served.metrics();
+    let before = metrics.count_with("gw_service_requests_total", "demo--echo");
+    request(&prepared, &served, 3, 200);
+    await_requests(&prepared, &served, before + 3);
+    let (_, csv) = usage(&prepared, &served, "--csv --account demo --service echo");
     let lines: Vec<&str> = csv.lines().collect();
-    assert_eq!(
-        lines[0],
-        "date,account,service,requests,refusals,bytes_in,bytes_out"
-    );
+    let expected = "date,account,service,requests,refusals,bytes_in,bytes_out";
+    assert_eq!(lines[0], expected);
     let columns: Vec<&str> = lines[1].split(',').collect();
-    assert_eq!((columns.len(), columns[1], columns[2]), (7, "demo", "echo"));
+    assert_eq!(columns.len(), 7, "{csv}");
+    assert_eq!(columns[1..3], ["demo", "echo"]);
     // Each answer of the backend has 5 bytes.
     assert!(columns[6].parse::<u64>().unwrap() >= 5 * 3, "{csv}");
-    let (_, people) = usage(served.admin_address, &token, "--account demo");
-    assert!(
-        people.starts_with("DATE") && people.contains("echo"),
-        "{people}"
-    );
-    let (code, printed) = usage(served.admin_address, &token, "--until 2000-01-01");
-    assert!(code == 0 && printed.contains("No usage."), "{printed}");
-    let (code, refused) = usage(served.admin_address, &token, "--account dema");
-    assert!(
-        code == 1 && refused.contains("no account dema; did you mean demo?"),
-        "{refused}"
-    );
-    let (code, refused) = usage(served.admin_address, &token, "--since 2026-02-30");
-    assert!(
-        code == 1 && refused.contains("since: must be a day"),
-        "{refused}"
-    );
+    let (_, people) = usage(&prepared, &served, "--account demo");
+    assert!(people.starts_with("DATE"), "{people}");
+    assert!(people.contains("echo"), "{people}");
+    for (options, expected, part) in [
+        ("--until 2000-01-01", 0, "No usage."),
+        ("--account dema", 1, "no account dema; did you mean demo?"),
+        ("--since 2026-02-30", 1, "since: must be a day"),
+    ] {
+        let (code, printed) = usage(&prepared, &served, options);
+        assert_eq!(code, expected, "{options}: {printed}");
+        assert!(printed.contains(part), "{options}: {printed}");
+    }
 }
 
 #[test]
@@ -138,7 +140,7 @@ fn usage_of_a_lost_node_is_kept_and_counted_once() {
     });
     assert_eq!(total(&region, 1), (8, 8));
 
-    // Again with its file, whose counts are in PostgreSQL already.
+    // The node comes back with its file, whose counts are in PostgreSQL already.
     region.kill(1);
     assert_eq!(total(&region, 0), (8, 8));
     region.restart(1);
@@ -147,7 +149,7 @@ fn usage_of_a_lost_node_is_kept_and_counted_once() {
     becomes(&region, 1, 9);
     assert_eq!(total(&region, 0), (9, 9));
 
-    // On a new disk.
+    // The node comes back without its file.
     region.kill(1);
     fs::remove_file(region.data(1).join("usage.sqlite")).unwrap();
     region.restart(1);

@@ -102,6 +102,18 @@ impl Api {
         content_type: &str,
         body: &str,
     ) -> Reply {
+        self.try_send(method, path, authorization, content_type, body)
+            .unwrap()
+    }
+
+    fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        authorization: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Result<Reply, ureq::Error> {
         let url = format!("{}/api/v1{path}", self.url);
         let request = http::Request::builder()
             .method(method)
@@ -110,7 +122,7 @@ impl Api {
             .header("Content-Type", content_type)
             .body(body)
             .unwrap();
-        let mut response = client().run(request).unwrap();
+        let mut response = client().run(request)?;
         let header = |name: &str| {
             response
                 .headers()
@@ -124,13 +136,13 @@ impl Api {
         let retry_after = header("retry-after");
         let pending_nodes = header("x-gw-pending-nodes");
         let status = response.status().as_u16();
-        let body = response.body_mut().read_to_string().unwrap();
+        let body = response.body_mut().read_to_string()?;
         let body = if body.is_empty() {
             Value::Null
         } else {
             serde_json::from_str(&body).unwrap()
         };
-        Reply {
+        Ok(Reply {
             status,
             content_type,
             location,
@@ -138,16 +150,19 @@ impl Api {
             retry_after,
             pending_nodes,
             body,
-        }
+        })
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
-        let body = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
-        self.ask_raw(method, path, &body)
+        self.ask_raw(method, path, &written(body))
+    }
+
+    /// As [`Self::ask`]; `None` if the gateway ends before the answer.
+    pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> Option<Reply> {
+        let token = format!("Bearer {}", self.token);
+        let body = written(body);
+        self.try_send(method, path, &token, "application/json", &body)
+            .ok()
     }
 
     /// Sends `body` unchanged.
@@ -330,6 +345,14 @@ fn of_all_workers<T>(ask: impl Fn() -> T, may_be_late: impl Fn(&T) -> bool) -> T
             return answer;
         }
         assert!(Instant::now() < deadline, "a worker does not report");
+    }
+}
+
+/// The text of a body; empty if there is none.
+fn written(body: &Value) -> String {
+    match body {
+        Value::Null => String::new(),
+        body => body.to_string(),
     }
 }
 

@@ -10,8 +10,9 @@ use serde_json::Value;
 use super::edits::Edited;
 use super::{Failure, in_simulation};
 
-/// Environment variable that turns a mutant on.
-pub(crate) const VARIABLE: &str = "GW_MUTANT";
+/// Environment variable that turns a mutant on. Its name does not begin with `GW_`: the programs
+/// complain of variables of theirs that they do not know.
+pub(crate) const VARIABLE: &str = "MUTANT_IN_USE";
 
 /// What the simulation is built from beside its crates, from the root of the repository.
 const SOURCES: [&str; 3] = ["Cargo.toml", "rust-toolchain.toml", "docs/errors.md"];
@@ -25,7 +26,7 @@ extern crate self as gw_shared;
 /// Whether this mutant is on.
 pub fn mutant(name: &str) -> bool {
     static ON: std::sync::LazyLock<Option<String>> =
-        std::sync::LazyLock::new(|| std::env::var(\"GW_MUTANT\").ok());
+        std::sync::LazyLock::new(|| std::env::var(\"MUTANT_IN_USE\").ok());
     ON.as_deref() == Some(name)
 }
 ",

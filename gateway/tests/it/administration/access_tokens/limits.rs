@@ -32,33 +32,24 @@ fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
     assert!((50..=60).contains(&seconds), "{seconds}");
     // The other endpoints are limited separately.
     assert_eq!(ask(&scene, "GET /enroll/status", "", "").status, 400);
-    assert_eq!(
-        ask(&scene, "GET /.well-known/jwks.json", "", "").status,
-        200
-    );
+    let keys = ask(&scene, "GET /.well-known/jwks.json", "", "");
+    assert_eq!(keys.status, 200);
 }
 
 #[test]
 fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
     let low_limit = "token_requests_per_minute = 2\n";
     let start = |more: &str| {
-        Scene::service()
-            .agent()
-            .configuration(format!("{low_limit}{more}"))
-            .start()
+        let configuration = format!("{low_limit}{more}");
+        Scene::service().configuration(configuration).start()
     };
     let ask_as = |scene: &Scene, forwarded_for: &str| {
-        ask(
-            scene,
-            "POST /oauth/token",
-            &format!("X-Forwarded-For: {forwarded_for}\r\n"),
-            "",
-        )
-        .status
-        .as_u16()
+        let field = format!("X-Forwarded-For: {forwarded_for}\r\n");
+        let response = ask(scene, "POST /oauth/token", &field, "");
+        response.status.as_u16()
     };
     let trusting = start(&trusted(&[("127.0.0.0/8", "off")]));
-    let statuses: Vec<u16> = [
+    let statuses = [
         "192.0.2.1",
         "192.0.2.1",
         "192.0.2.1",
@@ -68,17 +59,14 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
         "2001:db8::2",
         "2001:db8::3",
     ]
-    .map(|client| ask_as(&trusting, client))
-    .to_vec();
+    .map(|client| ask_as(&trusting, client));
     assert_eq!(
         statuses,
         [400, 400, 429, 400, 429, 400, 400, 429],
         "IPv6 addresses are counted by /64"
     );
     let plain = start("");
-    let statuses: Vec<u16> = (1..=4)
-        .map(|n| ask_as(&plain, &format!("192.0.2.{n}")))
-        .collect();
+    let statuses = [1, 2, 3, 4].map(|n| ask_as(&plain, &format!("192.0.2.{n}")));
     assert_eq!(
         statuses,
         [400, 400, 429, 429],
@@ -99,40 +87,26 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     let mut caller = scene.connect();
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
-    let guesses: Vec<String> = (0..4).map(|_| outcome(&call(&mut caller, guess))).collect();
-    assert!(
-        guesses[..2]
-            .iter()
-            .all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"),
-        "{guesses:?}"
-    );
-    assert!(
-        guesses[2..]
-            .iter()
-            .all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"),
-        "{guesses:?}"
-    );
+    let guesses = [(); 4].map(|()| outcome(&call(&mut caller, guess)));
+    assert_eq!(guesses[..2], ["502 GW_SERVICE_KEY_INVALID"; 2]);
+    assert_eq!(guesses[2..], ["429 GW_AUTH_RATE_LIMITED"; 2]);
     let response = call(&mut caller, guess);
     assert_eq!(response.header("x-gw-status"), "RateLimited");
     assert!((1..=60).contains(&response.header("retry-after").parse::<u32>().unwrap()));
     // Valid callers at the same address are still served.
-    assert_eq!(outcome(&call(&mut caller, &key)), "200 ");
-    assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
-    assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
+    for fields in [&key, &known, &fresh] {
+        assert_eq!(outcome(&call(&mut caller, fields)), "200 ");
+    }
     // Only at the address that sends forged tokens are new tokens limited, because each costs a
     // signature check.
     let unseen = bearer(&demo_token(&scene));
     let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
     for number in 0..6 {
         let forged = format!("{message}.{}\r\n", format!("{number}").repeat(86));
-        assert_eq!(
-            outcome(&call(&mut caller, &forged)),
-            "429 GW_AUTH_RATE_LIMITED"
-        );
+        let refused = outcome(&call(&mut caller, &forged));
+        assert_eq!(refused, "429 GW_AUTH_RATE_LIMITED");
     }
-    assert_eq!(
-        outcome(&call(&mut caller, &unseen)),
-        "429 GW_AUTH_RATE_LIMITED"
-    );
+    let refused = outcome(&call(&mut caller, &unseen));
+    assert_eq!(refused, "429 GW_AUTH_RATE_LIMITED");
     assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
 }

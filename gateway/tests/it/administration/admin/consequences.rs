@@ -1,14 +1,13 @@
-//! What a change does to other records, and what the audit log says of it.
+//! Effects of a change on other records and on the audit log.
 
 use serde_json::{Value, json};
 
-use crate::support::admin_api::Api;
 use crate::support::scene::Scene;
 
 #[test]
 fn a_deleted_service_leaves_the_lists_of_all_other_records() {
     let scene = Scene::service().agent().start();
-    let api = Api::of(&scene.about);
+    let api = scene.api();
     let account = "/accounts/demo";
     let create = |collection: &str, body: &Value| {
         let made = api.ask("POST", &format!("{account}/{collection}"), body);
@@ -18,10 +17,9 @@ fn a_deleted_service_leaves_the_lists_of_all_other_records() {
     create("services", &json!({ "id": "api" }));
     let allowed = json!({ "allowed_services": ["api", "echo"] });
     let services = json!({ "services": ["api", "echo"] });
-    let agents = api.get(&format!("{account}/agents")).body;
-    let agent = agents["items"][0]["agent_id"].as_str().unwrap();
-    let agent = format!("{account}/agents/{agent}");
-    assert_eq!(api.ask("PATCH", &agent, &services).status, 200);
+    let agent = api.agents("demo").remove(0);
+    let agent = format!("{account}/agents/{}", agent["agent_id"].as_str().unwrap());
+    api.patch(&agent, &services);
     let records = [
         (create("credentials", &allowed), "allowed_services"),
         (create("service-keys", &allowed), "allowed_services"),
@@ -31,16 +29,14 @@ fn a_deleted_service_leaves_the_lists_of_all_other_records() {
     let list = |record: &str, member: &str| {
         // A token has no page of its own.
         let (collection, id) = record.rsplit_once('/').unwrap();
-        let listed = api.get(collection).body;
-        let items = listed["items"].as_array().unwrap().iter();
-        let mut of_record = items.filter(|item| item.to_string().contains(id));
-        of_record.next().unwrap()[member].clone()
+        let mut items = api.list(collection).into_iter();
+        let of_record = items.find(|item| item.to_string().contains(id));
+        of_record.unwrap()[member].clone()
     };
     for (record, member) in &records {
         assert_eq!(list(record, member), json!(["api", "echo"]), "{record}");
     }
-    let deleted = api.ask("DELETE", &format!("{account}/services/api"), &Value::Null);
-    assert_eq!(deleted.status, 204);
+    api.delete(&format!("{account}/services/api"));
     for (record, member) in &records {
         assert_eq!(list(record, member), json!(["echo"]), "{record}");
     }
@@ -49,12 +45,12 @@ fn a_deleted_service_leaves_the_lists_of_all_other_records() {
 #[test]
 fn the_audit_log_names_the_signing_key_that_a_rotation_has_deleted() {
     let scene = Scene::service().agent().start();
-    let api = Api::of(&scene.about);
+    let api = scene.api();
     let rotate = |body: &Value| {
         let made = api.ask("POST", "/signing-keys/rotate", body);
         assert!([200, 201].contains(&made.status), "{}", made.body);
-        let entries = api.get("/audit-log?limit=1").body;
-        (made.body, entries["items"][0]["detail"]["deleted"].clone())
+        let entries = api.list("/audit-log?limit=1");
+        (made.body, entries[0]["detail"]["deleted"].clone())
     };
     let immediately = json!({ "immediately": true });
     let (_, deleted) = rotate(&immediately);

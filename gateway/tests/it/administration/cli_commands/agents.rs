@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{CREATED_AT, page, succeed};
+use super::{CREATED_AT, account, assert_requests, json_of, page, succeed};
+use crate::administration::assert_says;
 
 const ID: &str = "ag_0123456789abcdefghij";
 const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
@@ -66,12 +67,7 @@ fn agent() -> Value {
 
 #[test]
 fn agents_are_listed() {
-    let agent = agent();
-    let (asked, out) = succeed(
-        "agent list acme",
-        vec![(200, page(std::slice::from_ref(&agent)))],
-    );
-    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
+    let (_, out) = succeed("agent list acme", vec![(200, page(&[agent()]))]);
     let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    \
                  STANDBY  TUNNELS  STATE                                         SLOTS     SHARE  \
                  VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
@@ -79,36 +75,20 @@ fn agents_are_listed() {
                  yes      1        draining, ended 7s ago: service_not_assigned  2 of 128  48 %   \
                  0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
-    let line = "agent list acme --enrollment-token 0123456789abcdef";
-    let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
-    assert_eq!(
-        asked,
-        ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]
-    );
 }
 
 #[test]
 fn the_progress_counts_connected_agents_and_their_release_keys() {
-    let agent = agent();
-    let mut absent = agent.clone();
-    let mut pending = agent.clone();
+    let [mut absent, mut pending] = [agent(), agent()];
     absent["tunnels"] = json!([]);
     pending["status"] = json!("pending");
     let replies = || {
-        let accounts = json!({"id": "acme", "capture_allowed": false, "created_at": CREATED_AT});
-        vec![
-            (200, page(&[accounts])),
-            (200, page(&[agent.clone(), absent.clone(), pending.clone()])),
-        ]
+        let agents = page(&[agent(), absent.clone(), pending.clone()]);
+        vec![(200, page(&[account("acme")])), (200, agents)]
     };
     let (asked, out) = succeed("agent progress", replies());
-    assert_eq!(
-        asked,
-        [
-            "GET /api/v1/accounts?limit=500",
-            "GET /api/v1/accounts/acme/agents?limit=500"
-        ]
-    );
+    let of_acme = "GET /api/v1/accounts/acme/agents?limit=500";
+    assert_eq!(asked, ["GET /api/v1/accounts?limit=500", of_acme]);
     let table = format!(
         "connected                                                 1 of 2\n\
          version 0.1.0                                             1 of 1\n\
@@ -117,70 +97,47 @@ fn the_progress_counts_connected_agents_and_their_release_keys() {
          not connected                                             acme/{ID}\n"
     );
     assert_eq!(out, table);
-    let counted: Value =
-        serde_json::from_str(&succeed("agent progress --json", replies()).1).unwrap();
-    assert_eq!(
-        (&counted["agents"], &counted["release_keys"][RELEASE_KEY]),
-        (&json!(2), &json!(1))
-    );
+    let counted = json_of(&succeed("agent progress --json", replies()).1);
+    assert_eq!(counted["agents"], 2);
+    assert_eq!(counted["release_keys"][RELEASE_KEY], 1);
 }
 
 #[test]
 fn an_agent_is_shown_with_its_tunnels() {
-    let (asked, out) = succeed(&format!("agent show acme {ID}"), vec![(200, agent())]);
-    assert_eq!(asked, [format!("GET /api/v1/accounts/acme/agents/{ID}")]);
-    assert!(
-        out.contains("\n  enrollment token   0123456789abcdef\n"),
-        "{out}"
-    );
-    assert!(
-        out.contains(
-            "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in \
-             use, 48 % of the requests, round trip 250.0µs\n"
-        ),
-        "{out}"
-    );
-    assert!(
-        out.contains("since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n"),
-        "{out}"
-    );
-    // With a tunnel of the same service, only the details have the one before.
-    for ended in [
+    let (_, out) = succeed(&format!("agent show acme {ID}"), vec![(200, agent())]);
+    let says = [
+        "\n  enrollment token   0123456789abcdef\n",
+        "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, \
+         48 % of the requests, round trip 250.0µs\n",
+        "since 2026-01-02T03:04:05Z; deleted after an hour without a tunnel\n",
+        // With a tunnel of the same service, only the details have the one before.
         "acme--api: ended 1m 1s ago: moved\n",
         "acme--web: ended 7s ago: service_not_assigned; ask an administrator\n",
-    ] {
-        assert!(out.contains(ended), "{out}");
-    }
-    assert!(
-        out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"),
-        "{out}"
-    );
+        "acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago",
+    ];
+    assert_says(&out, &says);
 }
 
 #[test]
-fn agents_are_approved_revoked_changed_and_deleted() {
-    let reply = || vec![(200, agent())];
-    let item = format!("/api/v1/accounts/acme/agents/{ID}");
-    assert_eq!(
-        succeed(&format!("agent approve acme {ID}"), reply()).0,
-        [format!("POST {item}/approve")]
-    );
-    assert_eq!(
-        succeed(&format!("agent revoke acme {ID}"), reply()).0,
-        [format!("POST {item}/revoke")]
-    );
-    let (asked, _) = succeed(
-        &format!("agent change acme {ID} --service b --name n"),
-        reply(),
-    );
-    assert_eq!(
-        asked,
-        [format!(r#"PATCH {item} {{"name":"n","services":["b"]}}"#)]
-    );
-    let (asked, _) = succeed(&format!("agent change acme {ID} --standby false"), reply());
-    assert_eq!(asked, [format!(r#"PATCH {item} {{"standby":false}}"#)]);
-    let (asked, _) = succeed(&format!("agent delete acme {ID}"), vec![(204, Value::Null)]);
-    assert_eq!(asked, [format!("DELETE {item}")]);
+fn commands_for_agents_have_their_requests() {
+    let table = r#"
+        agent list acme
+            GET /accounts/acme/agents?limit=500
+        agent list acme --enrollment-token 0123456789abcdef
+            GET /accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef
+        agent show acme {id}
+            GET /accounts/acme/agents/{id}
+        agent approve acme {id}
+            POST /accounts/acme/agents/{id}/approve
+        agent revoke acme {id}
+            POST /accounts/acme/agents/{id}/revoke
+        agent change acme {id} --service b --name n
+            PATCH /accounts/acme/agents/{id} {"name":"n","services":["b"]}
+        agent change acme {id} --standby false
+            PATCH /accounts/acme/agents/{id} {"standby":false}
+        agent delete acme {id}
+            DELETE /accounts/acme/agents/{id}"#;
+    assert_requests(&agent(), ID, table);
 }
 
 fn agent_with_tunnels(number: usize, tunnels: &Value) -> Value {
@@ -223,7 +180,7 @@ fn tunnel(service: &str, number: usize, mut more: Value) -> Value {
 }
 
 #[test]
-fn tunnels() {
+fn tunnels_are_listed_by_service() {
     let ready = json!({
         "state": "ready",
         "state_seconds": 60,
@@ -232,19 +189,14 @@ fn tunnels() {
         "slots": 8,
         "slots_in_use": 1,
     });
-    let of_node_1 = json!({ "node": 1 });
     let unhealthy = json!({
         "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes \
             connections", "standby": true,
         "requests": 1, "share_percent": 12,
     });
-    let first = agent_with_tunnels(
-        1,
-        &json!([
-            tunnel("acme--web", 1, of_node_1),
-            tunnel("acme--api", 1, unhealthy)
-        ]),
-    );
+    let of_node_1 = tunnel("acme--web", 1, json!({ "node": 1 }));
+    let unhealthy = tunnel("acme--api", 1, unhealthy);
+    let first = agent_with_tunnels(1, &json!([of_node_1, unhealthy]));
     let mut second = agent_with_tunnels(2, &json!([tunnel("acme--api", 2, ready)]));
     second["missing_nodes"] = json!([7]);
     let replies = || vec![(200, page(&[first.clone(), second.clone()]))];
@@ -263,20 +215,11 @@ Missing: the tunnels of nodes that do not answer: 7.
 ";
     assert_eq!(out, table);
     let (_, out) = succeed("tunnel list acme --service web --json", replies());
-    let listed: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(
-        (
-            listed["items"].as_array().unwrap().len(),
-            &listed["items"][0]["service"]
-        ),
-        (1, &json!("acme--web"))
-    );
-    assert_eq!(
-        (&listed["items"][0]["state"], &listed["missing_nodes"]),
-        (&json!("unknown"), &json!([7]))
-    );
-    assert_eq!(
-        succeed("tunnel list acme", vec![(200, page(&[]))]).1,
-        "No tunnels.\n"
-    );
+    let listed = json_of(&out);
+    assert_eq!(listed["items"].as_array().unwrap().len(), 1);
+    assert_eq!(listed["items"][0]["service"], "acme--web");
+    assert_eq!(listed["items"][0]["state"], "unknown");
+    assert_eq!(listed["missing_nodes"], json!([7]));
+    let (_, out) = succeed("tunnel list acme", vec![(200, page(&[]))]);
+    assert_eq!(out, "No tunnels.\n");
 }

@@ -2,20 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::{CREATED_AT, Ended, FakeApi, administer, assert_escaped, page, service, succeed};
+use super::{CREATED_AT, FakeApi, account, administer, assert_escaped, json_of, page};
+use super::{service, succeed};
 
 const DOCUMENT: &str = "[[account]]\nid = \"acme\"\n[[service]]\naccount = \"acme\"\nid = \"api\"\n\
                         [[key]]\naccount = \"acme\"\nname = \"ci\"\nallowed_services = [\"api\"]\n";
 
 fn answers() -> Vec<(u16, Value)> {
-    let account = json!({ "id": "acme", "capture_allowed": false, "created_at": CREATED_AT });
     let problem = json!({ "title": "T", "detail": "the disk is full", "status": 507 });
-    vec![(200, page(&[])), (201, account), (507, problem)]
+    vec![(200, page(&[])), (201, account("acme")), (507, problem)]
 }
 
 #[test]
 fn an_export_reads_every_list() {
-    let account = json!({ "id": "acme", "capture_allowed": false, "created_at": CREATED_AT });
     let secret = |id: &str| {
         json!({
             id: "x",
@@ -35,7 +34,7 @@ fn an_export_reads_every_list() {
     });
     let domain = json!({ "name": "api.customer.example", "service": "api", "status": "pending" });
     let lists = [
-        account,
+        account("acme"),
         service(),
         domain,
         secret("client_id"),
@@ -70,8 +69,7 @@ fn an_export_reads_every_list() {
         assert!(out.lines().any(|printed| printed == line), "{line}\n{out}");
     }
     let (_, out) = succeed("export --json", answers.to_vec());
-    let json: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(json["key"][0]["allowed_services"], json!(["api"]));
+    assert_eq!(json_of(&out)["key"][0]["allowed_services"], json!(["api"]));
 }
 
 #[test]
@@ -82,16 +80,14 @@ fn an_application_stops_at_the_first_failure_and_says_what_is_made() {
     let line = format!("apply --print-secrets --revision 1 -f {}", file.display());
     assert_escaped(&line, &answers());
     let api = FakeApi::new(answers());
-    let Ended { code, out, err } = administer(&api, &line);
-    assert_eq!(code, 1);
-    assert!(
-        out.ends_with("3 to create, 0 to change, 0 to delete, 0 unchanged.\n"),
-        "{out}"
-    );
+    let ended = administer(&api, &line);
+    assert_eq!(ended.code, 1);
+    let counts = "3 to create, 0 to change, 0 to delete, 0 unchanged.\n";
+    assert!(ended.out.ends_with(counts), "{ended:?}");
     let expected = "gw-gateway: service acme/api: the disk is full; the other changes are not \
                     made, and applying again goes on with them:\n  made: create account acme\n  \
                     not made: create service acme/api\n  not made: create key acme/ci\n";
-    assert_eq!(err, expected);
+    assert_eq!(ended.err, expected);
     let asked = [
         "GET /api/v1/accounts?limit=500",
         r#"POST /api/v1/accounts {"id":"acme"}"#,
@@ -99,17 +95,10 @@ fn an_application_stops_at_the_first_failure_and_says_what_is_made() {
     ];
     assert_eq!(api.asked(), asked);
 
-    let api = FakeApi::new(answers());
-    let Ended { code, out, .. } = administer(&api, &format!("{line} --json"));
-    let shown: Value = serde_json::from_str(&out).unwrap();
-    let made: Vec<&Value> = shown["changes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|change| &change["made"])
-        .collect();
-    assert_eq!(
-        (code, made),
-        (1, vec![&json!(true), &json!(false), &json!(false)])
-    );
+    let ended = administer(&FakeApi::new(answers()), &format!("{line} --json"));
+    assert_eq!(ended.code, 1);
+    let shown = json_of(&ended.out);
+    let made = shown["changes"].as_array().unwrap().iter();
+    let made: Vec<_> = made.map(|change| &change["made"]).collect();
+    assert_eq!(made, [true, false, false]);
 }

@@ -3,47 +3,47 @@
 use std::io::Read;
 use std::process::Stdio;
 
+use crate::administration::{Ended, end};
 use crate::support::peers::backend;
 use crate::support::processes::process::{Running, gw_gateway, hold};
 
 #[test]
 fn a_gateway_that_does_not_take_requests_has_a_reason_in_one_line() {
-    let reason = |options: &[&str]| {
-        let output = gw_gateway().arg("healthy").args(options).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(
-            (output.status.code(), output.stdout.as_slice()),
-            (Some(1), &b""[..]),
-            "{said}"
-        );
-        assert_eq!(said.lines().count(), 1, "{said}");
-        said
-    };
     let (_held, closed) = backend::refusing();
-    let said = reason(&["--admin-url", &format!("http://{closed}")]);
-    let expected = format!("gw-gateway: http://{closed}: connection refused: no gateway listens");
-    assert!(said.starts_with(&expected), "{said}");
-    let said = reason(&[
-        "--admin-url",
-        &format!("http://{closed}"),
-        "--wait",
-        "300ms",
-    ]);
-    assert!(said.ends_with(" (after 300ms)\n"), "{said}");
-
+    let closed = format!("http://{closed}");
     let draining = backend::answering("HTTP/1.1 503 X\r\nContent-Length: 9\r\n\r\ndraining\n");
-    let said = reason(&["--admin-url", &draining]);
-    assert_eq!(
-        said,
-        format!("gw-gateway: {draining}: not ready: draining\n")
-    );
-
     let other = backend::answering("HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n");
-    let said = reason(&["--admin-url", &other]);
-    assert!(
-        said.contains("is not the admin listener of a gateway") && said.contains("404"),
-        "{said}"
-    );
+    let not_found = " is not the admin listener of a gateway: it answers /readyz with 404";
+    for (url, wait, start, last) in [
+        (
+            &closed,
+            None,
+            ": connection refused: no gateway listens",
+            "",
+        ),
+        (
+            &closed,
+            Some("300ms"),
+            ": connection refused",
+            " (after 300ms)\n",
+        ),
+        (&draining, None, ": not ready: draining\n", ""),
+        (&other, None, not_found, ""),
+    ] {
+        let mut healthy = gw_gateway();
+        healthy.args(["healthy", "--admin-url", url]);
+        if let Some(wait) = wait {
+            healthy.args(["--wait", wait]);
+        }
+        let Ended { code, out, err } = end(&mut healthy);
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        assert!(
+            err.starts_with(&format!("gw-gateway: {url}{start}")),
+            "{err}"
+        );
+        assert!(err.ends_with(last), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
 }
 
 #[test]
@@ -56,8 +56,7 @@ fn a_wait_ends_when_the_gateway_that_init_sets_up_is_ready() {
     // Without a wait, a missing configuration is an error at once.
     let mut healthy = gw_gateway();
     healthy.arg("healthy").arg("--config").arg(&config);
-    let output = healthy.output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    end(&mut healthy).assert_failed(2, &[]);
 
     healthy.args(["--wait", "2m"]).stdout(Stdio::piped());
     let mut waiting = healthy.spawn().unwrap();

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{CREATED_AT, Ended, FakeApi, administer, service, succeed};
+use super::{CREATED_AT, Ended, FakeApi, account, administer, json_of, service, succeed};
+use crate::administration::assert_says;
 
 /// The answers to a service with account, key and token.
 fn answers_of_access() -> Vec<(u16, Value)> {
-    let account = json!({ "id": "acme", "capture_allowed": false, "created_at": CREATED_AT });
     let key = json!({
         "key_id": "0123456789abcdef",
         "account": "acme",
@@ -33,7 +33,7 @@ fn answers_of_access() -> Vec<(u16, Value)> {
         "ca_certificate": "PEM\n",
     });
     vec![
-        (200, account),
+        (200, account("acme")),
         (201, service()),
         (200, address),
         (201, key),
@@ -48,11 +48,12 @@ const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\n\
 const CURL_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ncurl -sS --cacert gw-ca.crt \
     https://acme--api.eu1.example.com:8443/ \\\n  -H 'X-Gw-Service-Key: gw_sk_0123456789abcdef.s'";
 
+const LINE: &str =
+    "service create acme api --create-account --with-key --with-agent --backend-port 8080";
+
 #[test]
 fn a_service_with_access_is_printed_with_its_commands() {
-    let line =
-        "service create acme api --create-account --with-key --with-agent --backend-port 8080";
-    let (asked, out) = succeed(line, answers_of_access());
+    let (asked, out) = succeed(LINE, answers_of_access());
     assert_eq!(
         asked,
         [
@@ -67,22 +68,26 @@ fn a_service_with_access_is_printed_with_its_commands() {
         ]
     );
     let alone = |command: &str| command.strip_prefix(WRITE_AUTHORITY).unwrap().to_owned();
-    for part in [
-        "Created:\n  service ".to_owned(),
-        "  service key  gw_sk_0123456789abcdef.s\n".to_owned(),
-        format!("listens on port 8080:\n\n{}\n", alone(AGENT_COMMAND)),
-        format!("Call the service:\n\n{}\n", alone(CURL_COMMAND)),
-    ] {
-        assert!(out.contains(&part), "{part} in {out}");
-    }
+    let says = [
+        "Created:\n  service ",
+        "  service key  gw_sk_0123456789abcdef.s\n",
+        &format!("listens on port 8080:\n\n{}\n", alone(AGENT_COMMAND)),
+        &format!("Call the service:\n\n{}\n", alone(CURL_COMMAND)),
+    ];
+    assert_says(&out, &says);
     // Both commands need the file, which is printed once.
     assert_eq!(out.matches(WRITE_AUTHORITY).count(), 1, "{out}");
-    let mut of_key = answers_of_access();
-    of_key.pop();
-    let line_of_key = line.split(" --with-agent").next().unwrap();
-    let (_, out) = succeed(line_of_key, of_key);
-    assert!(out.contains(CURL_COMMAND), "{out}");
-    let (_, out) = succeed(&format!("{line} --json"), answers_of_access());
+    let of_key = answers_of_access()[..4].to_vec();
+    let (_, out) = succeed(
+        "service create acme api --create-account --with-key",
+        of_key,
+    );
+    assert_says(&out, &[CURL_COMMAND]);
+}
+
+#[test]
+fn a_service_with_access_is_one_object_in_json() {
+    let (_, out) = succeed(&format!("{LINE} --json"), answers_of_access());
     let mut expected = service();
     for (member, value) in [
         ("key_id", "0123456789abcdef"),
@@ -94,29 +99,16 @@ fn a_service_with_access_is_printed_with_its_commands() {
     ] {
         expected[member] = value.into();
     }
-    assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), expected);
+    assert_eq!(json_of(&out), expected);
 
-    let of_key = answers_of_access()[1..4].to_vec();
-    let (asked, out) = succeed(
-        "service create acme api --with-key --gateway-url https://gw:444 --json",
-        of_key,
-    );
-    let out: Value = serde_json::from_str(&out).unwrap();
-    assert!(
-        out["curl_command"]
-            .as_str()
-            .unwrap()
-            .contains(" https://acme--api.eu1.example.com:444/ "),
-        "{out}"
-    );
-    assert_eq!(
-        (
-            asked.len(),
-            out.get("enrollment_token"),
-            out.get("agent_command")
-        ),
-        (3, None, None)
-    );
+    let line = "service create acme api --with-key --gateway-url https://gw:444 --json";
+    let (asked, out) = succeed(line, answers_of_access()[1..4].to_vec());
+    assert_eq!(asked.len(), 3);
+    let out = json_of(&out);
+    let url = " https://acme--api.eu1.example.com:444/ ";
+    assert_says(out["curl_command"].as_str().unwrap(), &[url]);
+    assert_eq!(out.get("enrollment_token"), None);
+    assert_eq!(out.get("agent_command"), None);
 }
 
 #[test]
@@ -124,55 +116,38 @@ fn a_failure_between_the_parts_of_access_names_both_sides_and_loses_no_secret() 
     let line = "service create acme api --create-account --with-key --with-agent --json";
     let problem =
         json!({ "type": "about:blank", "title": "T", "status": 507, "detail": "the disk is full" });
-    let fail = |steps: usize| {
+    let fail = |steps: usize, says: &str| {
         let mut answers = answers_of_access();
         answers.truncate(steps);
         answers.push((507, problem.clone()));
         let Ended { code, out, err } = administer(&FakeApi::new(answers), line);
-        assert_eq!(code, 1);
-        (out, err)
+        let expected = format!("gw-gateway: the disk is full{says}\n");
+        assert_eq!((code, err), (1, expected));
+        out
     };
-    assert_eq!(
-        fail(0),
-        (String::new(), "gw-gateway: the disk is full\n".to_owned())
-    );
+    assert_eq!(fail(0, ""), "");
     let missing = "not created: service acme--api, service key, enrollment token";
-    let expected = format!("gw-gateway: the disk is full; in place: account acme; {missing}\n");
-    assert_eq!(fail(1), (String::new(), expected));
-    let (out, err) = fail(3);
+    assert_eq!(fail(1, &format!("; in place: account acme; {missing}")), "");
     let missing = "not created: service key, enrollment token";
-    let expected = format!(
-        "gw-gateway: the disk is full; in place: account acme, service acme--api; {missing}\n"
+    let out = fail(
+        3,
+        &format!("; in place: account acme, service acme--api; {missing}"),
     );
-    assert_eq!(
-        (serde_json::from_str::<Value>(&out).unwrap(), err),
-        (service(), expected)
-    );
-    let (out, err) = fail(4);
-    let out: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(out["service_key"], "gw_sk_0123456789abcdef.s");
-    let done = "account acme, service acme--api, service key";
-    let expected =
-        format!("gw-gateway: the disk is full; in place: {done}; not created: enrollment token\n");
-    assert_eq!(err, expected);
+    assert_eq!(json_of(&out), service());
+    let made = "in place: account acme, service acme--api, service key";
+    let out = fail(4, &format!("; {made}; not created: enrollment token"));
+    assert_eq!(json_of(&out)["service_key"], "gw_sk_0123456789abcdef.s");
+}
 
-    // A key that no caller could use is not created.
-    let refused = administer(
-        &FakeApi::new(Vec::new()),
-        "service create acme api --mode jwt --with-key",
-    );
-    assert!(
-        refused.code == 2 && refused.err.contains("mode service_key"),
-        "{}",
-        refused.err
-    );
+#[test]
+fn a_key_that_no_caller_could_use_is_not_created() {
+    let line = "service create acme api --mode jwt --with-key";
+    let refused = administer(&FakeApi::new(Vec::new()), line);
+    refused.assert_failed(2, &["mode service_key"]);
     let mut of_jwt = answers_of_access()[1..3].to_vec();
     of_jwt[0].1["modes"] = json!(["jwt"]);
     let refused = administer(&FakeApi::new(of_jwt), "service create acme api --with-key");
+    assert_eq!(refused.code, 1);
     let expected = "in place: service acme--api; not created: service key\n";
-    assert!(
-        refused.code == 1 && refused.err.ends_with(expected),
-        "{}",
-        refused.err
-    );
+    assert!(refused.err.ends_with(expected), "{refused:?}");
 }

@@ -37,6 +37,13 @@ impl Reply {
         Some((value.to_owned(), rest.to_owned()))
     }
 
+    /// Where a reply with status 303 leads to.
+    #[track_caller]
+    pub(crate) fn leads_to(&self) -> &str {
+        assert_eq!(self.status, 303, "{}", self.text);
+        self.header("location")
+    }
+
     /// Form token of the first form of the page.
     pub(crate) fn form_token(&self) -> String {
         self.between("name=\"form_token\" value=\"", "\"")

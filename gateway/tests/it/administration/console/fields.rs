@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::browser::{Browser, Reply};
+use crate::administration::assert_says;
 use crate::support::forms::{self, PageForm};
 use crate::support::scene::Scene;
 
@@ -207,7 +208,7 @@ impl Console {
             "/requests",
             // pages.rs: the_theme_is_remembered
             "/theme",
-            // access.rs: only_the_admin_token_signs_in_and_signing_out_ends_it
+            // access.rs: signing_out_ends_the_session_of_the_browser_alone
             "/sign-out",
             // forms.rs
             "/accounts/demo/delete",
@@ -223,7 +224,7 @@ impl Console {
             (credential, &["/disable", "/rotate", "/delete"][..]),
             (service_key, &["/disable", "/rotate", "/delete"]),
             (token, &["/delete"]),
-            // pages.rs: agents_are_renamed_revoked_and_deleted
+            // pages.rs: an_agent_is_revoked_and_deleted
             (agent, &["/revoke"]),
             // own_domains.rs
             (
@@ -365,9 +366,7 @@ fn token_is_as_sent(browser: &mut Browser, made: &Reply) {
     let mut rows = forms::texts(&list.text, "tbody tr");
     rows.retain(|row| row.contains("ephemeral"));
     let [row] = rows.try_into().ok().unwrap();
-    for holds in ["other", "by hand", "in 12", "0 of 50"] {
-        assert!(row.contains(holds), "no {holds}: {row}");
-    }
+    assert_says(&row, &["other", "by hand", "in 12", "0 of 50"]);
 }
 
 #[test]

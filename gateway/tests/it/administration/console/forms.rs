@@ -2,16 +2,10 @@
 
 use serde_json::json;
 
-use super::browser::{Browser, Reply};
+use super::browser::Browser;
 use super::{enroll, with_fast_enrollment};
 use crate::support::forms::{PageForm, attributes, texts};
 use crate::support::scene::Scene;
-
-/// Where a reply with status 303 leads to.
-fn leads_to(reply: &Reply) -> &str {
-    assert_eq!(reply.status, 303, "{}", reply.text);
-    reply.header("location")
-}
 
 #[test]
 fn an_account_is_created_changed_and_deleted() {
@@ -25,7 +19,7 @@ fn an_account_is_created_changed_and_deleted() {
     assert_eq!(wrong.form("/accounts").values("id"), ["NO WAY"]);
     let corrected = wrong.form("/accounts").set("id", "acme");
     let made = browser.send_form(&corrected);
-    assert_eq!(leads_to(&made), "/accounts/acme?note=created");
+    assert_eq!(made.leads_to(), "/accounts/acme?note=created");
     assert_eq!(api.get("/accounts/acme").body["capture_allowed"], false);
 
     let settings = "/accounts/acme/settings";
@@ -35,7 +29,7 @@ fn an_account_is_created_changed_and_deleted() {
     assert_eq!(refused.form(settings).values("domains_max"), ["10001"]);
     let changed = refused.form(settings).set("domains_max", "7");
     let changed = browser.send_form(&changed.tick("capture_allowed", "on"));
-    assert_eq!(leads_to(&changed), "/accounts/acme/settings?note=saved");
+    assert_eq!(changed.leads_to(), "/accounts/acme/settings?note=saved");
     let account = api.get("/accounts/acme").body;
     let plan = (&account["capture_allowed"], &account["domains_max"]);
     assert_eq!(plan, (&json!(true), &json!(7)));
@@ -46,7 +40,7 @@ fn an_account_is_created_changed_and_deleted() {
     assert_eq!(contents, ["services", "1", "api"]);
     let delete = "/accounts/acme/delete";
     let gone = browser.fill(settings, delete, |form| form.set("confirm", "acme"));
-    assert_eq!(leads_to(&gone), "/accounts?note=deleted");
+    assert_eq!(gone.leads_to(), "/accounts?note=deleted");
     assert_eq!(api.get("/accounts/acme").status, 404);
 }
 
@@ -72,7 +66,7 @@ fn a_service_is_created_changed_and_deleted() {
     let form = form.tick("modes", "jwt").tick("modes", "service_key");
     let made = browser.send_form(&form);
     let page = "/accounts/demo/services/api";
-    assert_eq!(leads_to(&made), format!("{page}?note=created"));
+    assert_eq!(made.leads_to(), format!("{page}?note=created"));
     let mut service = api.get(page).body;
     for (name, value) in [
         ("burst", json!(7)),
@@ -93,7 +87,7 @@ fn a_service_is_created_changed_and_deleted() {
     assert_eq!(wrong.form(page).values("burst"), ["8"]);
     assert_eq!(api.get(page).body, service);
     let saved = browser.send_form(&wrong.form(page).set("affinity", "cookie:sid"));
-    assert_eq!(leads_to(&saved), format!("{page}?note=saved"));
+    assert_eq!(saved.leads_to(), format!("{page}?note=saved"));
     service["burst"] = json!(8);
     service["affinity"] = json!("cookie:sid");
     assert_eq!(api.get(page).body, service);
@@ -109,7 +103,7 @@ fn a_service_is_created_changed_and_deleted() {
     assert_eq!(unsure.error("confirm"), "type api to confirm");
     assert_eq!(unsure.form(page).values("burst"), ["8"]);
     let gone = browser.send_form(&unsure.form(&delete).set("confirm", "api"));
-    assert_eq!(leads_to(&gone), "/accounts/demo?note=deleted");
+    assert_eq!(gone.leads_to(), "/accounts/demo?note=deleted");
     assert_eq!(api.get(page).status, 404);
 }
 
@@ -131,7 +125,7 @@ fn credentials_and_service_keys_are_created_changed_and_deleted() {
         let item = attributes(&made.text, "[data-reload]", "data-reload").remove(0);
         // A repeated request returns the existing credential without a secret.
         let again = browser.fill(&new, &list, filled);
-        assert_eq!(leads_to(&again), format!("{item}?note=there"));
+        assert_eq!(again.leads_to(), format!("{item}?note=there"));
         let rotated = browser.press(&item, &format!("{item}/rotate"));
         let rotated = rotated.text_of("#secret");
         assert!(rotated.starts_with(prefix) && rotated != secret);
@@ -143,11 +137,11 @@ fn credentials_and_service_keys_are_created_changed_and_deleted() {
         }
         for (action, state) in [("disable", "disabled"), ("enable", "enabled")] {
             let changed = browser.press(&item, &format!("{item}/{action}"));
-            assert_eq!(leads_to(&changed), format!("{item}?note=saved"));
+            assert_eq!(changed.leads_to(), format!("{item}?note=saved"));
             assert_eq!(browser.get(&item).text_of("h1"), format!("two {state}"));
         }
         let renamed = browser.fill(&item, &item, |form| form.set("name", "deploy"));
-        assert_eq!(leads_to(&renamed), format!("{item}?note=saved"));
+        assert_eq!(renamed.leads_to(), format!("{item}?note=saved"));
         assert!(browser.get(&list).text.contains("deploy"));
         browser
             .fill(&item, &item, |form| form.set("name", " "))
@@ -162,7 +156,7 @@ fn credentials_and_service_keys_are_created_changed_and_deleted() {
         assert_eq!(focused, ["confirm-error"]);
         let id = item.rsplit('/').next().unwrap();
         let gone = browser.send_form(&unsure.form(&delete).set("confirm", id));
-        assert_eq!(leads_to(&gone), format!("{list}?note=deleted"));
+        assert_eq!(gone.leads_to(), format!("{list}?note=deleted"));
         assert_eq!(browser.get(&item).status, 404);
     }
 }
@@ -217,7 +211,7 @@ fn an_enrollment_token_is_created_and_withdrawn() {
     let id = record["id"].as_str().unwrap();
     let withdraw = format!("/accounts/demo/enrollment-tokens/{id}/delete");
     let withdrawn = browser.press("/accounts/demo/agents", &withdraw);
-    assert_eq!(leads_to(&withdrawn), "/accounts/demo/agents?note=deleted");
+    assert_eq!(withdrawn.leads_to(), "/accounts/demo/agents?note=deleted");
 }
 
 #[test]
@@ -240,7 +234,7 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     let new = browser.get("/accounts/many/new-credentials").text;
     assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
     let saved = browser.fill(&page, &page, |form| form.set("name", "ci"));
-    assert_eq!(leads_to(&saved), format!("{page}?note=saved"));
+    assert_eq!(saved.leads_to(), format!("{page}?note=saved"));
     let credential = api.get(&page).body;
     assert_eq!(credential["allowed_services"], json!(["s500"]));
 
@@ -275,7 +269,7 @@ fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
     let all = "/accounts/acme/agents?limit=100";
     assert_eq!(api.list(all).len(), 60, "nothing was deleted");
     let gone = browser.send_form(&unsure.form(delete).set("confirm", "acme"));
-    assert_eq!(leads_to(&gone), "/accounts?note=deleted");
+    assert_eq!(gone.leads_to(), "/accounts?note=deleted");
     let audit = browser.get("/audit-log?account=acme").text;
     let entry = audit.split("account.delete").nth(1).unwrap();
     let entry = entry.split("</tr>").next().unwrap();

@@ -4,6 +4,7 @@ use gw_bed::dns::{self, Answer};
 use rcgen::{CertificateParams, KeyPair};
 
 use super::browser::Browser;
+use crate::administration::assert_says;
 use crate::support::forms::PageForm;
 use crate::support::processes::prepared::Prepared;
 
@@ -19,7 +20,7 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     let served = prepared.serve_with(&format!("{config}dns_servers = [\"{dns}\"]\n"));
     let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let mut browser = Browser::at(format!("http://{}", served.admin_address));
-    assert_eq!(browser.sign_in(token.trim(), "/").status, 303);
+    assert_eq!(browser.sign_in(token.trim(), "/").leads_to(), "/");
     let add = format!("{SERVICE}/domains");
 
     wrong_names_are_refused(&mut browser, &add);
@@ -27,19 +28,13 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     assert_eq!(forged.status, 403);
     let named = |form: PageForm| form.set("name", NAME);
     let made = browser.fill(SERVICE, &add, named);
-    let expected = format!("{DOMAIN}?note=created");
-    assert_eq!(
-        (made.status, made.header("location")),
-        (303, expected.as_str())
-    );
+    assert_eq!(made.leads_to(), format!("{DOMAIN}?note=created"));
     let again = browser.fill(SERVICE, &add, named);
     assert!(again.header("location").ends_with("?note=there"));
 
     let record = format!("{NAME} CNAME demo--echo.eu1.gw.localhost");
     let service = browser.get(SERVICE).text;
-    for part in [DOMAIN, &record, "waiting for DNS"] {
-        assert!(service.contains(part), "{part}: {service}");
-    }
+    assert_says(&service, &[DOMAIN, &record, "waiting for DNS"]);
     let page = browser.get(DOMAIN);
     // Before it is served, nothing has failed.
     assert!(!page.text.contains("no authority issues"), "{}", page.text);
@@ -49,13 +44,9 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     );
     let txt = page.between("aria-labelledby=\"txt-title\">", "<");
     assert!(txt.contains(" TXT gw-"), "{txt}");
-    assert!(page.text.contains("DNS does not show"), "{}", page.text);
+    assert_says(&page.text, &["DNS does not show"]);
     let checked = browser.press(DOMAIN, &format!("{DOMAIN}/check"));
-    let expected = format!("{DOMAIN}?note=checked");
-    assert_eq!(
-        (checked.status, checked.header("location")),
-        (303, expected.as_str())
-    );
+    assert_eq!(checked.leads_to(), format!("{DOMAIN}?note=checked"));
 
     let mut stranger = Browser::at(format!("http://{}", served.admin_address));
     assert_eq!(stranger.get(DOMAIN).status, 303);
@@ -66,11 +57,7 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
 
     let renewed = browser.press(DOMAIN, &format!("{DOMAIN}/certificate/renew"));
     assert_eq!(renewed.status, 422);
-    assert!(
-        renewed.text.contains("no authority issues its certificate"),
-        "{}",
-        renewed.text
-    );
+    assert_says(&renewed.text, &["no authority issues its certificate"]);
     certificates_are_uploaded(&mut browser);
     quota_is_shown(&mut browser);
 
@@ -98,11 +85,7 @@ fn the_domain_is_removed(browser: &mut Browser) {
     let unsure = browser.fill(DOMAIN, &delete, |form| form.set("confirm", "api"));
     assert!(unsure.error("confirm").contains(NAME), "{}", unsure.text);
     let gone = browser.fill(DOMAIN, &delete, |form| form.set("confirm", NAME));
-    let expected = format!("{SERVICE}?note=deleted");
-    assert_eq!(
-        (gone.status, gone.header("location")),
-        (303, expected.as_str())
-    );
+    assert_eq!(gone.leads_to(), format!("{SERVICE}?note=deleted"));
     assert!(!browser.get(SERVICE).text.contains(NAME));
     for path in [DOMAIN, "/accounts/demo/domains/none.test"] {
         assert_eq!(browser.get(path).status, 404);
@@ -130,16 +113,10 @@ fn certificates_are_uploaded(browser: &mut Browser) {
 
     let (chain, key) = pair(NAME, 3);
     let uploaded = browser.send_form(&typed.set("chain", &chain).set("private_key", &key));
-    let expected = format!("{DOMAIN}?note=uploaded");
-    assert_eq!(
-        (uploaded.status, uploaded.header("location")),
-        (303, expected.as_str())
-    );
+    assert_eq!(uploaded.leads_to(), format!("{DOMAIN}?note=uploaded"));
     let page = browser.get(DOMAIN).text;
-    assert!(
-        page.contains(">uploaded<") && !page.contains("PRIVATE KEY"),
-        "{page}"
-    );
+    assert_says(&page, &[">uploaded<"]);
+    assert!(!page.contains("PRIVATE KEY"), "{page}");
     // It ends within a week.
     for address in ["/", SERVICE] {
         let page = browser.get(address).text;
@@ -155,9 +132,6 @@ fn quota_is_shown(browser: &mut Browser) {
     let full = browser.fill(SERVICE, &format!("{SERVICE}/domains"), |form| {
         form.set("name", "shop.customer.test")
     });
-    let error = full.error("name");
-    assert!(
-        error.contains("account demo has 1 domains, and may have 1"),
-        "{error}"
-    );
+    let says = "account demo has 1 domains, and may have 1";
+    assert_says(&full.error("name"), &[says]);
 }

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::browser::{Browser, Reply};
 use super::{enroll, with_fast_enrollment};
+use crate::administration::assert_says;
 use crate::support::agents::modified_agent;
 use crate::support::agents::tunnel_frames::message;
 use crate::support::eventually;
@@ -23,26 +24,25 @@ fn assert_secure(page: &Reply, secrets: &[&String], path: &str) {
     let shown = secrets.iter().find(|it| page.text.contains(it.as_str()));
     assert!(shown.is_none(), "{path} shows the secret {shown:?}");
     let policy = page.header("content-security-policy");
-    for part in [
+    let says = [
         "default-src 'none'",
         "script-src 'self';",
         "style-src 'self';",
         "frame-ancestors 'none'",
         "base-uri 'none'",
+    ];
+    assert_says(policy, &says);
+    assert!(!policy.contains("unsafe"), "{policy}");
+    for (field, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "same-origin"),
+        ("cache-control", "no-store"),
     ] {
-        assert!(
-            policy.contains(part) && !policy.contains("unsafe"),
-            "{policy}"
-        );
+        assert_eq!(page.header(field), value, "{path}");
     }
-    assert_eq!(page.header("x-content-type-options"), "nosniff");
-    assert_eq!(page.header("referrer-policy"), "same-origin");
-    assert_eq!(page.header("cache-control"), "no-store");
-    assert!(
-        !page.text.contains("<script>")
-            && !page.text.contains(" style=")
-            && !page.text.contains(" onclick")
-    );
+    for inline in ["<script>", " style=", " onclick"] {
+        assert!(!page.text.contains(inline), "{inline} in {path}");
+    }
 }
 
 #[test]
@@ -104,12 +104,8 @@ fn every_page_requires_a_session_and_sends_security_headers() {
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
         let page = browser.get(&path);
-        assert_eq!(
-            (page.status, page.text.contains(holds)),
-            (200, true),
-            "{path} has no {holds}: {}",
-            page.text
-        );
+        assert_eq!(page.status, 200, "{path}");
+        assert_says(&page.text, &[holds]);
         assert_secure(&page, &secrets, &path);
         // Without a session the page redirects to the sign-in page.
         assert_eq!(Browser::new(&scene).get(&path).status, 303, "{path}");
@@ -136,120 +132,110 @@ fn unknown_addresses_and_invalid_searches_have_their_status() {
 }
 
 #[test]
-fn polling_is_told_of_the_end_of_the_session_and_assets_need_none() {
-    let scene = Scene::service().agent().start();
-    let mut browser = Browser::signed_in(&scene);
-    // A polling script gets a redirect header instead of the sign-in form.
+fn a_polling_script_is_told_of_the_end_of_the_session_in_a_header_field() {
+    let scene = Scene::service().start();
     let mut polling = Browser::new(&scene);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
-    assert_eq!(
-        (told.status, told.header("hx-redirect")),
-        (401, "/sign-in?ended=yes")
-    );
-    // Styles and scripts need no session and are cached for long.
-    let sheet = browser.get("/sign-in").header("location").to_owned();
-    assert_eq!(sheet, "/");
-    let sheet = Browser::new(&scene)
-        .get("/sign-in")
-        .between("stylesheet\" href=\"", "\"");
-    let sheet = Browser::new(&scene).get(&sheet);
-    assert_eq!(
-        (sheet.status, sheet.header("content-type")),
-        (200, "text/css; charset=utf-8")
-    );
+    assert_eq!(told.status, 401);
+    assert_eq!(told.header("hx-redirect"), "/sign-in?ended=yes");
+}
+
+#[test]
+fn styles_need_no_session_and_are_cached_for_long() {
+    let scene = Scene::service().start();
+    let mut browser = Browser::new(&scene);
+    let sign_in = browser.get("/sign-in");
+    let sheet = browser.get(&sign_in.between("stylesheet\" href=\"", "\""));
+    assert_eq!(sheet.status, 200);
+    assert_eq!(sheet.header("content-type"), "text/css; charset=utf-8");
     assert!(sheet.header("cache-control").contains("immutable"));
 }
 
 #[test]
 fn the_overview_lists_the_errors_of_the_last_hour() {
-    let scene = Scene::service().agent().start();
+    let scene = Scene::service().start();
     let mut browser = Browser::signed_in(&scene);
-    assert!(
-        browser
-            .get("/")
-            .text
-            .contains("No logged request of the last hour has a 5xx status.")
-    );
+    let none = "No logged request of the last hour has a 5xx status.";
+    assert_says(&browser.get("/").text, &[none]);
     let mut caller = scene.connect();
     caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
-    let link = format!(
-        "href=\"/requests/{}\"",
-        caller.response().header("x-gw-request-id")
-    );
+    let response = caller.response();
+    let link = format!("href=\"/requests/{}\"", response.header("x-gw-request-id"));
     eventually("the error is on the overview", || {
         browser.get("/").text.contains(&link).then_some(())
     });
 }
 
 #[test]
-fn state_of_tunnels_and_lost_redundancy_are_shown() {
+fn the_state_of_tunnels_is_shown() {
     let scene = Scene::service().agent().start();
     let mut browser = Browser::signed_in(&scene);
-    for page in [
-        "/tunnels".to_owned(),
-        format!("/accounts/demo/agents/{}", agent_of(&scene)),
-    ] {
-        let state = browser
-            .get(&page)
-            .between("<td data-label=\"State\">", "</td>");
-        assert!(
-            state.contains("<span class=\"pill good\">ready</span>") && state.contains(">for "),
-            "{page}: {state}"
-        );
-    }
-    let service = "/accounts/demo/services/echo";
-    for page in ["/", service] {
-        let page = browser.get(page);
-        assert!(
-            !page.text.contains("class=\"warning\"") && !page.text.contains("not redundant"),
-            "{}",
-            page.text
-        );
-    }
-    let (_, lost) = enroll(&scene, "demo", "echo", 1);
-    let path = format!("/accounts/demo/agents/{}", lost[0]);
-    scene.api().patch(&path, &json!({ "name": "<lost>" }));
-    assert!(
-        browser
-            .get("/")
-            .text
-            .contains("<span class=\"pill warn\">not redundant</span>")
-    );
-    for page in ["/", service] {
-        let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
-        for holds in [
-            "1 of 2 agents is ready",
-            &lost[0],
-            "lost&#62;): no tunnel. Remedy: ",
-        ] {
-            assert!(warning.contains(holds), "{page} has no {holds}: {warning}");
-        }
+    let agent = format!("/accounts/demo/agents/{}", agent_of(&scene));
+    for path in ["/tunnels", &agent] {
+        let page = browser.get(path);
+        let state = page.between("<td data-label=\"State\">", "</td>");
+        let ready = "<span class=\"pill good\">ready</span>";
+        assert_says(&state, &[ready, ">for "]);
     }
 }
 
 #[test]
-fn agents_are_renamed_revoked_and_deleted() {
+fn lost_redundancy_is_shown() {
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
+    let pages = ["/", "/accounts/demo/services/echo"];
+    for page in pages {
+        let page = browser.get(page).text;
+        for absent in ["class=\"warning\"", "not redundant"] {
+            assert!(!page.contains(absent), "{absent} in {page}");
+        }
+    }
+    let (_, lost) = enroll(&scene, "demo", "echo", 1);
+    let path = format!("/accounts/demo/agents/{}", lost[0]);
+    scene.api().patch(&path, &json!({ "name": "<lost>" }));
+    let pill = "<span class=\"pill warn\">not redundant</span>";
+    assert_says(&browser.get("/").text, &[pill]);
+    for page in pages {
+        let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
+        let says = [
+            "1 of 2 agents is ready",
+            &lost[0],
+            "lost&#62;): no tunnel. Remedy: ",
+        ];
+        assert_says(&warning, &says);
+    }
+}
+
+#[test]
+fn an_agent_is_renamed_and_put_on_standby() {
     let scene = Scene::service().agent().start();
     let api = scene.api();
     let mut browser = Browser::signed_in(&scene);
-    let agent = agent_of(&scene);
-    let page = format!("/accounts/demo/agents/{agent}");
+    let page = format!("/accounts/demo/agents/{}", agent_of(&scene));
     let kept = |name: &str| api.get(&page).body[name].clone();
     let renamed = browser.fill(&page, &page, |form| form.set("name", "edge <b>"));
-    assert_eq!(renamed.status, 303, "{}", renamed.text);
+    renamed.leads_to();
     let expected = (json!("edge <b>"), json!(false), json!(["echo"]));
     assert_eq!((kept("name"), kept("standby"), kept("services")), expected);
     let standby = browser.fill(&page, &page, |form| form.tick("standby", "on"));
-    assert_eq!((standby.status, kept("standby")), (303, json!(true)));
+    standby.leads_to();
+    assert_eq!(kept("standby"), true);
     for shown in [&page, "/accounts/demo/agents"] {
         let shown = browser.get(shown).text;
         assert!(texts(&shown, ".pill").contains(&"standby".to_owned()));
     }
     let idle = browser.fill(&page, &page, |form| form.untick("services", "echo"));
-    let error = idle.error("services");
-    assert!(error.contains("select at least one service"), "{error}");
+    assert_says(&idle.error("services"), &["select at least one service"]);
     assert_eq!(kept("services"), json!(["echo"]));
+}
+
+#[test]
+fn an_agent_is_revoked_and_deleted() {
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
+    let agent = agent_of(&scene);
+    let page = format!("/accounts/demo/agents/{agent}");
     let revoke = format!("{page}/revoke");
     let unsure = browser.fill(&page, &revoke, |form| form.set("confirm", "edge"));
     unsure.error("confirm");
@@ -258,33 +244,26 @@ fn agents_are_renamed_revoked_and_deleted() {
     let revoked = browser.send_form(&unsure.form(&revoke).set("confirm", &agent));
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
     for shown in [&page, "/accounts/demo/services/echo"] {
-        let row = eventually("the end of the tunnel is shown", || {
+        let shown = eventually("the end of the tunnel is shown", || {
             let shown = browser.get(shown);
-            shown
-                .text
-                .contains("data-label=\"Ended\"")
-                .then(|| shown.between("data-label=\"Ended\">", "</tr>"))
+            let is_ended = shown.text.contains("data-label=\"Ended\"");
+            is_ended.then_some(shown)
         });
-        assert!(
-            row.contains(">agent_revoked<") && row.contains("enroll it again with a new token"),
-            "{shown}: {row}"
+        let row = shown.between("data-label=\"Ended\">", "</tr>");
+        assert_says(
+            &row,
+            &[">agent_revoked<", "enroll it again with a new token"],
         );
     }
-    let listed = browser
-        .get("/accounts/demo/agents")
-        .between("<td data-label=\"Serves\">", "</td>");
-    assert!(listed.contains("ago: agent_revoked</span>"), "{listed}");
+    let listed = browser.get("/accounts/demo/agents");
+    let serves = listed.between("<td data-label=\"Serves\">", "</td>");
+    assert_says(&serves, &["ago: agent_revoked</span>"]);
     let approve = browser.post(&format!("{page}/approve"), &[("form_token", &approve)]);
-    assert_eq!(
-        (approve.status, approve.text.contains("enroll it again")),
-        (409, true)
-    );
+    assert_eq!(approve.status, 409);
+    assert_says(&approve.text, &["enroll it again"]);
     let delete = format!("{page}/delete");
     let deleted = browser.fill(&page, &delete, |form| form.set("confirm", &agent));
-    assert_eq!(
-        deleted.header("location"),
-        "/accounts/demo/agents?note=deleted"
-    );
+    assert_eq!(deleted.leads_to(), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
 }
 
@@ -295,11 +274,8 @@ fn release_keys_that_an_agent_accepts_are_shown() {
     let agent = modified_agent::enroll(&scene);
     let mut tunnel = agent.tunnel(&scene);
     let mut browser = Browser::signed_in(&scene);
-    let page = format!(
-        "/accounts/{}/agents/{}",
-        modified_agent::ACCOUNT,
-        agent.agent
-    );
+    let account = modified_agent::ACCOUNT;
+    let page = format!("/accounts/{account}/agents/{}", agent.agent);
     tunnel.0.send(message(format!(
         r#"{{"type":"update","state":"ready","release_keys":["{RELEASE_KEY}"]}}"#
     )));
@@ -317,35 +293,23 @@ fn the_agents_of_an_enrollment_token_are_listed() {
     let page = browser.get("/accounts/demo/agents");
     let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{other}\">{other}</a>");
     let listed = format!("<td data-label=\"ID\"><span class=\"id\">{other}</span>");
-    for part in [&link, ">1 of 1<", &listed] {
-        assert!(page.text.contains(part), "{part}: {}", page.text);
-    }
+    assert_says(&page.text, &[&link, ">1 of 1<", &listed]);
     let (token, agents) = enroll(&scene, "demo", "echo", 61);
     let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
     let page = browser.get("/accounts/demo/agents");
-    assert!(
-        page.text
-            .contains(&format!("<a href=\"{of_token}\">Show all</a>")),
-        "{}",
-        page.text
-    );
+    let link = format!("<a href=\"{of_token}\">Show all</a>");
+    assert_says(&page.text, &[&link]);
     let first = browser.get(&of_token);
-    let next = first
-        .between("<p class=\"more\"><a class=\"button\" href=\"", "\"")
-        .replace("&amp;", "&");
-    let pages = [first, browser.get(&next)];
-    let rows: Vec<usize> = pages
-        .iter()
-        .map(|page| page.text.matches("<td data-label=\"Agent\">").count())
-        .collect();
-    assert_eq!(rows, [50, 11]);
-    // The table of tokens names it, too.
-    assert!(
-        pages.iter().all(|page| !page.text.contains(&listed)),
-        "agents of other tokens are not listed"
-    );
+    let next = first.between("<p class=\"more\"><a class=\"button\" href=\"", "\"");
+    let second = browser.get(&next.replace("&amp;", "&"));
+    for (page, rows) in [(first, 50), (second, 11)] {
+        let shown = page.text.matches("<td data-label=\"Agent\">").count();
+        assert_eq!(shown, rows);
+        // The table of tokens names the other agent, too.
+        assert!(!page.text.contains(&listed), "an agent of another token");
+    }
     let shown = browser.get(&format!("/accounts/demo/agents/{}", agents[0]));
-    assert!(shown.text.contains(&of_token), "{}", shown.text);
+    assert_says(&shown.text, &[&of_token]);
 }
 
 #[test]
@@ -359,26 +323,20 @@ fn names_and_url_values_are_escaped_on_every_page() {
         .map(|kind| api.post(&format!("/accounts/demo/{kind}"), &new));
     let id = made["client_id"].as_str().unwrap();
     let item = format!("/accounts/demo/credentials/{id}");
-    let shown = browser.get(&item).text;
-    assert!(
-        shown.contains("<dt>Managed by</dt><dd>git, whose documents"),
-        "{shown}"
-    );
+    let managed = "<dt>Managed by</dt><dd>git, whose documents";
+    assert_says(&browser.get(&item).text, &[managed]);
     for path in [
         &item,
         "/accounts/demo/credentials",
         "/accounts/demo/service-keys",
         "/audit-log",
     ] {
-        let page = browser.get(path);
-        assert!(page.text.contains("alert(1)"), "{path}");
-        assert!(
-            !page.text.contains("<script>") && !page.text.contains("<img"),
-            "{path}: {}",
-            page.text
-        );
+        let page = browser.get(path).text;
+        assert_says(&page, &["alert(1)"]);
+        for tag in ["<script>", "<img"] {
+            assert!(!page.contains(tag), "{path}: {page}");
+        }
     }
-    // Values from the URL are escaped as well.
     for path in [
         "/requests?path_prefix=%22%3E%3Cscript%3Ealert(1)",
         "/requests?id=%3Cscript%3Ealert(1)",
@@ -398,7 +356,7 @@ fn the_theme_is_remembered() {
     let mut browser = Browser::signed_in(&scene);
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
     let set = browser.fill("/tunnels", "/theme", |form| form.press("theme", "dark"));
-    assert_eq!((set.status, set.header("location")), (303, "/tunnels"));
+    assert_eq!(set.leads_to(), "/tunnels");
     assert!(browser.get("/tunnels").text.contains("data-theme=\"dark\""));
     let token = browser.get("/tunnels").form_token();
     let forged = [

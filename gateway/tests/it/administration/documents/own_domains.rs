@@ -1,6 +1,6 @@
 //! Own domains in documents.
 
-use super::{Ended, Gateway};
+use super::{Gateway, assert_says};
 use gw_bed::dns::{self, Answer};
 
 const SERVICES: &str = "managed_by = \"git\"\n[[account]]\nid = \"acme\"\ndomains_max = 2\n\
@@ -31,43 +31,31 @@ fn a_domain_is_added_labelled_and_removed_and_moves_only_with_a_proof() {
 
     let label = ["apply", "-f", "domains.toml", "--managed-by", "git"];
     let out = gateway.succeed(&label);
-    assert!(out.contains("    managed_by: none → \"git\"\n"), "{out}");
+    assert_says(&out, &["    managed_by: none → \"git\"\n"]);
     assert_eq!(gateway.audit(1)[0].0, "domain.change");
     let exported = gateway.export();
-    assert!(
-        exported.contains(&format!("{}managed_by = \"git\"\n", domain("api"))),
-        "{exported}"
-    );
+    let labelled = format!("{}managed_by = \"git\"\n", domain("api"));
+    assert_says(&exported, &[&labelled]);
     gateway.write("all.toml", &exported);
-    assert_eq!(
-        gateway.succeed(&["apply", "-f", "all.toml"]),
-        "No difference in 4 objects.\n"
-    );
+    let out = gateway.apply("-f all.toml").done();
+    assert_eq!(out, "No difference in 4 objects.\n");
 
     gateway.write("domains.toml", &domain("web"));
-    let Ended { code, out, err } = gateway.run(&label);
-    assert!(out.contains("    service: \"api\" → \"web\"\n"), "{out}");
-    assert!(
-        code == 1 && err.contains("another service has it, so a proof is needed"),
-        "{err}"
-    );
+    let refused = gateway.run(&label);
+    assert_says(&refused.out, &["    service: \"api\" → \"web\"\n"]);
+    refused.assert_failed(1, &["another service has it, so a proof is needed"]);
     gateway.write("domains.toml", &domain("wbe"));
-    let Ended { code, err, .. } = gateway.run(&label);
-    assert!(
-        code == 2 && err.contains("account acme has no service wbe; did you mean `web`?"),
-        "{err}"
-    );
+    let unknown = "account acme has no service wbe; did you mean `web`?";
+    gateway.run(&label).assert_failed(2, &[unknown]);
     let beta = domain("web").replace("acme", "beta");
     gateway.write("domains.toml", &format!("{}{beta}", domain("web")));
-    let Ended { code, err, .. } = gateway.run(&["diff", "-f", "domains.toml"]);
+    let refused = gateway.run(&["diff", "-f", "domains.toml"]);
     let expected = "domains.toml:5: domain beta/api.customer.test is also declared as domain \
                     acme/api.customer.test, at domains.toml:1; leave it to one account";
-    assert!(code == 2 && err.contains(expected), "{err}");
+    refused.assert_failed(2, &[expected]);
 
-    let out = gateway.succeed(&["apply", "-f", "services.toml", "--prune", "--yes"]);
-    assert!(
-        out.starts_with("- domain acme/api.customer.test\n"),
-        "{out}"
-    );
+    let out = gateway.apply("-f services.toml --prune --yes").done();
+    let removed = "- domain acme/api.customer.test\n";
+    assert!(out.starts_with(removed), "{out}");
     assert!(!gateway.export().contains("[[domain]]"));
 }

@@ -2,69 +2,64 @@
 //! cause and what to do.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use super::{assert_says, configured, fail};
-use crate::support::eventually;
-use crate::support::peers::caller::connect_to;
+use serde_json::{Value, json};
+
+use super::{Installation, assert_says, end, set_mode, without_capabilities};
+use crate::administration::Ended;
+use crate::support::apex::APEX;
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Served, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::processes::process::{Served, gw_agent, gw_gateway};
+use crate::support::{eventually, programs};
 
 /// A gateway with the account `acme`, its service `api`, and an enrollment token.
 pub(super) struct FirstDay {
-    pub(super) folder: tempfile::TempDir,
-    config: PathBuf,
+    pub(super) installation: Installation,
     pub(super) served: Served,
     pub(super) token: String,
 }
 
 impl FirstDay {
     pub(super) fn new() -> Self {
-        let (folder, config) = configured("");
-        let served = serve(&mut serve_command(&config));
+        let installation = Installation::new();
+        let served = installation.serve();
         let mut day = Self {
-            folder,
-            config,
+            installation,
             served,
             token: String::new(),
         };
-        day.administer(&["account", "create", "acme"]);
-        day.administer(&["service", "create", "acme", "api"]);
-        let token = ["enrollment-token", "create", "acme", "--service", "api"];
-        let token: serde_json::Value =
-            serde_json::from_str(&day.administer(&[&token[..], &["--json"]].concat())).unwrap();
+        day.administer("account create acme");
+        day.administer("service create acme api");
+        let token = day.administer("enrollment-token create acme --service api --json");
+        let token: Value = token.parse().unwrap();
         day.token = token["token"].as_str().unwrap().to_owned();
         day
     }
 
-    fn data(&self, name: &str) -> PathBuf {
-        self.folder.path().join("data").join(name)
+    fn url(&self) -> String {
+        format!("http://{}", self.served.admin_address)
     }
 
-    /// A command that asks this gateway, without a token.
-    fn command(&self, words: &[&str]) -> Command {
+    /// `gw-gateway account list` at this gateway, without a token.
+    fn list(&self) -> Command {
         let mut command = gw_gateway();
-        command.args(words).env(
-            "GW_ADMIN_URL",
-            format!("http://{}", self.served.admin_address),
-        );
+        command.args(["account", "list"]);
+        command.env("GW_ADMIN_URL", self.url());
         command
     }
 
-    pub(super) fn with_token(&self, words: &[&str]) -> Command {
-        let mut command = self.command(words);
-        command.env("GW_ADMIN_TOKEN_FILE", self.data("admin.token"));
-        command
+    /// Runs a command of the administration.
+    pub(super) fn run(&self, line: &str) -> Ended {
+        let mut command = self.installation.administer(&self.served);
+        end(command.args(line.split(' ')))
     }
 
-    pub(super) fn administer(&self, words: &[&str]) -> String {
-        let output = self.with_token(words).output().unwrap();
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{words:?}: {text}");
-        String::from_utf8(output.stdout).unwrap()
+    pub(super) fn administer(&self, line: &str) -> String {
+        self.run(line).done()
     }
 
     /// The error of `gw-agent enroll` with the gateway at `name` and the authority in `ca_file`.
@@ -77,252 +72,192 @@ impl FirstDay {
             .arg("--ca-file")
             .arg(ca_file)
             .arg("--state-dir")
-            .arg(self.folder.path().join("agent"));
-        fail(&mut command).1
+            .arg(self.installation.path("agent"));
+        end(&mut command).err
     }
 }
 
 #[test]
-fn an_agent_that_gets_the_url_of_a_service_or_another_authority() {
+fn an_agent_that_gets_the_url_of_a_service() {
     let day = FirstDay::new();
     let port = day.served.address.port();
-    assert_says(
-        &day.enroll("acme--api.eu1.gw.localhost", &day.data("dev-ca.crt")),
-        &[
-            &format!(
-                "--gateway: https://acme--api.eu1.gw.localhost:{port} is the URL of a service"
-            ),
-            &format!("use https://eu1.gw.localhost:{port}"),
-        ],
-    );
-    assert_says(
-        &day.enroll("no--such.eu1.gw.localhost", &day.data("dev-ca.crt")),
-        &["is the URL of a service"],
-    );
+    let authority = day.installation.path("data/dev-ca.crt");
+    let service = "acme--api.eu1.gw.localhost";
+    let says = [
+        &*format!("--gateway: https://{service}:{port} is the URL of a service"),
+        &format!("use https://eu1.gw.localhost:{port}"),
+    ];
+    assert_says(&day.enroll(service, &authority), &says);
+    let unknown = day.enroll("no--such.eu1.gw.localhost", &authority);
+    assert_says(&unknown, &["is the URL of a service"]);
+}
+
+#[test]
+fn an_agent_that_gets_another_authority() {
+    let day = FirstDay::new();
+    let port = day.served.address.port();
     let key = rcgen::KeyPair::generate().unwrap();
-    let other = rcgen::CertificateParams::default()
-        .self_signed(&key)
-        .unwrap();
-    let other_file = day.folder.path().join("other.crt");
-    fs::write(&other_file, other.pem()).unwrap();
-    assert_says(
-        &day.enroll("eu1.gw.localhost", &other_file),
-        &[
-            &format!(
-                "the gateway's certificate at eu1.gw.localhost:{port} is not trusted: no authority \
-                 in --ca-file issued it"
-            ),
-            "its certificate, for eu1.gw.localhost, *.eu1.gw.localhost, is issued by \"CN=",
-            "dev-ca.crt in data_dir",
-            "which is printed with each enrollment token",
-        ],
+    let other = rcgen::CertificateParams::default().self_signed(&key);
+    let file = day.installation.path("other.crt");
+    fs::write(&file, other.unwrap().pem()).unwrap();
+    let untrusted = format!(
+        "the gateway's certificate at eu1.gw.localhost:{port} is not trusted: no authority in \
+         --ca-file issued it"
     );
+    let says = [
+        &*untrusted,
+        "its certificate, for eu1.gw.localhost, *.eu1.gw.localhost, is issued by \"CN=",
+        "dev-ca.crt in data_dir",
+        "which is printed with each enrollment token",
+    ];
+    assert_says(&day.enroll("eu1.gw.localhost", &file), &says);
 }
 
 #[test]
 fn names_of_accounts_and_services_that_do_not_exist() {
     let day = FirstDay::new();
-    for (words, parts) in [
+    for (line, says) in [
+        ("account show acne", "no account acne; did you mean acme?"),
         (
-            &["account", "show", "acne"][..],
-            &["no account acne; did you mean acme?"][..],
+            "service create other web",
+            "no account other; `gw-gateway account list` lists",
         ),
         (
-            &["service", "create", "other", "web"],
-            &["no account other; `gw-gateway account list` lists"],
+            "service show acme apii",
+            "no service acme--apii; did you mean api?",
         ),
         (
-            &["service", "show", "acme", "apii"],
-            &["no service acme--apii; did you mean api?"],
+            "key create acme --service apis",
+            "account acme has no service apis; did you mean api?",
         ),
         (
-            &["key", "create", "acme", "--service", "apis"],
-            &["account acme has no service apis; did you mean api?"],
-        ),
-        (
-            &["key", "create", "acme", "--service", "web"],
-            &["account acme has no service web; `gw-gateway service list acme` lists"],
+            "key create acme --service web",
+            "account acme has no service web; `gw-gateway service list acme` lists",
         ),
     ] {
-        assert_says(&fail(&mut day.with_token(words)).1, parts);
+        assert_says(&day.run(line).err, &[says]);
     }
 }
 
 #[test]
 fn an_admin_token_that_is_wrong_unreadable_or_lost() {
     let day = FirstDay::new();
-    let list = ["account", "list"];
-    let file = |name: &str| day.folder.path().join(name);
+    let file = |name: &str| day.installation.path(name);
     let with_file = |path: &Path| {
-        let mut command = day.command(&list);
+        let mut command = day.list();
         command.arg("--admin-token-file").arg(path);
         command
     };
     fs::write(file("wrong"), "wrong").unwrap();
-    assert_says(
-        &fail(&mut with_file(&file("wrong"))).1,
-        &[
-            &format!(
-                "the gateway at http://{} refuses the admin token",
-                day.served.admin_address
-            ),
-            "wrong): it is of another gateway, or an earlier one",
-            "admin.token in the data_dir",
-        ],
-    );
-    assert_says(
-        &fail(&mut with_file(&file("missing"))).1,
-        &["missing: No such file or directory", "--config FILE"],
-    );
-    assert_says(
-        &fail(&mut day.command(&list)).1,
-        &[
-            "no admin token: set GW_ADMIN_TOKEN",
-            "--admin-token-file",
-            "--config /etc/gw/gateway.toml",
-        ],
-    );
-    let token = day.data("admin.token");
-    if super::programs::usable(&["unshare"]) {
-        fs::set_permissions(&token, fs::Permissions::from_mode(0o000)).unwrap();
-        let mut command = super::without_capabilities(&with_file(&token), &[]);
-        command.env(
-            "GW_ADMIN_URL",
-            format!("http://{}", day.served.admin_address),
-        );
-        assert_says(
-            &fail(&mut command).1,
-            &[
-                "admin.token: Permission denied",
-                "the file belongs to user",
-                "such as with sudo",
-            ],
-        );
+    let says = [
+        &*format!("the gateway at {} refuses the admin token", day.url()),
+        "wrong): it is of another gateway, or an earlier one",
+        "admin.token in the data_dir",
+    ];
+    assert_says(&end(&mut with_file(&file("wrong"))).err, &says);
+    let says = ["missing: No such file or directory", "--config FILE"];
+    assert_says(&end(&mut with_file(&file("missing"))).err, &says);
+    let says = [
+        "no admin token: set GW_ADMIN_TOKEN",
+        "--admin-token-file",
+        "--config /etc/gw/gateway.toml",
+    ];
+    assert_says(&end(&mut day.list()).err, &says);
+    let token = file("data/admin.token");
+    if programs::usable(&["unshare"]) {
+        set_mode(&token, 0o000);
+        let mut command = without_capabilities(&with_file(&token), &[]);
+        let says = [
+            "admin.token: Permission denied",
+            "the file belongs to user",
+            "such as with sudo",
+        ];
+        assert_says(&end(command.env("GW_ADMIN_URL", day.url())).err, &says);
     }
     fs::remove_file(&token).unwrap();
-    let mut command = gw_gateway();
-    let url = format!("http://{}", day.served.admin_address);
-    command
-        .args(list)
-        .args(["--admin-url", &url])
-        .arg("--config")
-        .arg(&day.config);
-    assert_says(
-        &fail(&mut command).1,
-        &[
-            "admin.token: ",
-            "it is lost: start the gateway again, which makes a new one",
-        ],
-    );
+    let mut command = day.list();
+    command.arg("--config").arg(day.installation.config());
+    let lost = "it is lost: start the gateway again, which makes a new one";
+    assert_says(&end(&mut command).err, &["admin.token: ", lost]);
 }
 
 #[test]
 fn a_damaged_backup() {
     let day = FirstDay::new();
-    let file = day.folder.path().join("whole.backup");
-    day.administer(&["backup", file.to_str().unwrap()]);
+    let file = day.installation.path("whole.backup");
+    day.administer(&format!("backup {}", file.display()));
     let whole = fs::read(&file).unwrap();
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 0xff;
-    let (_folder, config) = configured("");
+    let empty = Installation::new();
     for (name, bytes) in [
         ("cut", &whole[..whole.len() / 2]),
         ("flipped", &flipped),
         ("empty", &[]),
         ("text", b"a text"),
     ] {
-        let damaged = day.folder.path().join(name);
+        let damaged = empty.path(name);
         fs::write(&damaged, bytes).unwrap();
-        let mut command = gw_gateway();
-        command
-            .arg("restore")
-            .arg(&damaged)
-            .arg("--config")
-            .arg(&config);
-        let (code, message) = fail(&mut command);
-        assert_eq!(code, 1);
-        assert_says(
-            &message,
-            &[
-                &format!(
-                    "{}: the archive is damaged or incomplete: ",
-                    damaged.display()
-                ),
-                "use another backup; nothing was restored",
-            ],
-        );
+        let mut restore = gw_gateway();
+        restore.arg("restore").arg(&damaged);
+        let ended = end(restore.arg("--config").arg(empty.config()));
+        let path = damaged.display();
+        let found = format!("{path}: the archive is damaged or incomplete: ");
+        ended.assert_failed(1, &[&found, "use another backup; nothing was restored"]);
     }
 }
 
-/// Errors of `gw-gateway serve --check` with `more` appended to the configuration.
-pub(super) fn check(more: &str) -> String {
-    let (_folder, config) = configured(more);
-    let (code, message) = fail(serve_command(&config).arg("--check"));
-    assert_eq!(code, 2, "{message}");
-    message
+/// Asserts that `gw-gateway serve --check` refuses a configuration to which `more` is appended.
+pub(super) fn check(more: &str, says: &[&str]) {
+    let installation = Installation::with(more);
+    end(installation.serve_command().arg("--check")).assert_failed(2, says);
 }
 
 #[test]
-fn configurations_that_check_refuses() {
-    let (folder, config) = configured("");
-    let both = ["GW_LISTEN", "GW_ADMIN_LISTEN"].map(|name| (name, "127.0.0.1:4433"));
-    let (code, message) = fail(serve_command(&config).arg("--check").envs(both));
-    assert_eq!(code, 2);
-    assert_says(
-        &message,
-        &["admin_listen: 127.0.0.1:4433 is taken by listen (127.0.0.1:4433); give it another port"],
-    );
-    let (code, _) = fail(
-        serve_command(&config)
-            .arg("--check")
-            .env("GW_LISTEN", "0.0.0.0:4433")
-            .env("GW_ADMIN_LISTEN", "127.0.0.1:4433"),
-    );
-    assert_eq!(code, 2);
+fn one_address_for_both_listeners() {
+    for listen in ["127.0.0.1:4433", "0.0.0.0:4433"] {
+        let installation = Installation::new();
+        let mut check = installation.serve_command();
+        check.arg("--check").env("GW_LISTEN", listen);
+        let taken = format!("admin_listen: 127.0.0.1:4433 is taken by listen ({listen}); ");
+        let ended = end(check.env("GW_ADMIN_LISTEN", "127.0.0.1:4433"));
+        ended.assert_failed(2, &[&taken, "give it another port"]);
+    }
+}
 
-    let lines = fs::read_to_string(&config).unwrap().lines().count();
-    assert_says(
-        &check("[traces]\nendpoint = \"http://a\"\n[archive]\n[traces]\nendpoint = \"http://b\"\n"),
-        &[
-            &format!(
-                "line {}: traces is there twice, first in line {}",
-                lines + 4,
-                lines + 1
-            ),
-            "remove one",
-        ],
+#[test]
+fn a_table_or_a_key_that_is_in_a_configuration_twice() {
+    let text = fs::read_to_string(Installation::new().config()).unwrap();
+    let first = text.lines().count() + 1;
+    let table = format!(
+        "line {}: traces is there twice, first in line {first}",
+        first + 3
     );
-    assert_says(
-        &check("burst = 5\n"),
-        &[&format!(
-            "line {}: burst is there twice, first in line",
-            lines + 1
-        )],
+    check(
+        "[traces]\nendpoint = \"http://a\"\n[archive]\n[traces]\nendpoint = \"http://b\"\n",
+        &[&table, "remove one"],
     );
+    let key = format!("line {first}: burst is there twice, first in line");
+    check("burst = 5\n", &[&key]);
+}
 
+#[test]
+fn a_region_key_that_others_can_read_and_a_store_of_another_kind() {
+    let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("region.key");
+    let path = key.display();
     fs::write(&key, "5a".repeat(32)).unwrap();
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
-    let store = "store = \"postgres://gw@127.0.0.1/gw\"\n";
-    let with_key = format!("{store}region_key = \"{}\"\n", key.display());
-    assert_says(
-        &check(&with_key),
-        &[
-            &format!(
-                "region_key: {}: other users can read it (mode 644)",
-                key.display()
-            ),
-            &format!("`chmod 600 {}`", key.display()),
-        ],
-    );
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    assert_says(
-        &check(&with_key.replace("postgres://", "mysql://")),
-        &[
-            "store: mysql:// is the URL of another database",
-            "\"postgres://gw@db1,db2/gw\"",
-        ],
-    );
+    set_mode(&key, 0o644);
+    let region = |store: &str| format!("store = \"{store}\"\nregion_key = {key:?}\n");
+    let found = format!("region_key: {path}: other users can read it (mode 644)");
+    let remedy = format!("`chmod 600 {path}`");
+    check(&region("postgres://gw@127.0.0.1/gw"), &[&found, &remedy]);
+    set_mode(&key, 0o600);
+    let says = [
+        "store: mysql:// is the URL of another database",
+        "\"postgres://gw@db1,db2/gw\"",
+    ];
+    check(&region("mysql://gw@127.0.0.1/gw"), &says);
 }
 
 #[test]
@@ -332,115 +267,96 @@ fn a_database_that_refuses_or_is_down() {
     let (missing, right) = (url("nowhere"), url("postgres"));
     let key = postgres.key_file();
     let start = |url: &str, more: &str| {
-        let text = format!(
-            "store = \"{url}\"\nregion_key = \"{}\"\n{more}",
-            key.display()
-        );
-        let (_folder, config) = configured(&text);
-        let (code, message) = fail(&mut serve_command(&config));
-        assert_eq!(code, 1, "{message}");
-        message
+        let text = format!("store = \"{url}\"\nregion_key = {key:?}\n{more}");
+        let ended = end(&mut Installation::with(&text).serve_command());
+        ended.assert_failed(1, &[]);
+        ended.err
     };
-    assert_says(
-        &start(&missing, ""),
-        &[
-            "store: PostgreSQL refuses the connection: ",
-            "nowhere",
-            "does not exist",
-            "createdb",
-        ],
-    );
+    let says = [
+        "store: PostgreSQL refuses the connection: ",
+        "nowhere",
+        "does not exist",
+        "createdb",
+    ];
+    assert_says(&start(&missing, ""), &says);
     let password = key.with_file_name("password");
     fs::write(&password, "wrong").unwrap();
     postgres.sql("ALTER ROLE gw PASSWORD 'right'");
     let rules = postgres.sql("SHOW hba_file");
     fs::write(rules, "local all all scram-sha-256\n").unwrap();
     postgres.sql("SELECT pg_reload_conf()");
-    let with_password = format!("store_password_file = \"{}\"\n", password.display());
+    let with_password = format!("store_password_file = {password:?}\n");
     // The server reads its rules soon after the signal.
-    eventually("the server asks for a password", || {
-        start_is_refused(&start, &right).then_some(())
+    let refused = eventually("the server asks for a password", || {
+        Some(start(&right, "")).filter(|message| message.contains("password missing"))
     });
-    assert_says(
-        &start(&right, ""),
-        &[
-            "PostgreSQL refuses the connection: ",
-            "password missing",
-            "store_password_file names a file that holds it",
-        ],
-    );
-    assert_says(
-        &start(&right, &with_password),
-        &[
-            "PostgreSQL refuses the connection: ",
-            "password authentication failed for user",
-            "correct the password of the user",
-        ],
-    );
+    let says = [
+        "PostgreSQL refuses the connection: ",
+        "store_password_file names a file that holds it",
+    ];
+    assert_says(&refused, &says);
+    let says = [
+        "PostgreSQL refuses the connection: ",
+        "password authentication failed for user",
+        "correct the password of the user",
+    ];
+    assert_says(&start(&right, &with_password), &says);
     postgres.stop();
-    assert_says(
-        &start(&right, &with_password),
-        &[
-            "store: PostgreSQL does not answer: ",
-            "start PostgreSQL",
-            "hosts in `store`",
-        ],
-    );
+    let says = [
+        "store: PostgreSQL does not answer: ",
+        "start PostgreSQL",
+        "hosts in `store`",
+    ];
+    assert_says(&start(&right, &with_password), &says);
 }
 
-fn start_is_refused(start: &impl Fn(&str, &str) -> String, url: &str) -> bool {
-    start(url, "").contains("password missing")
+/// The error in the answer to a request at a new connection.
+pub(super) fn refusal(prepared: &Prepared, served: &Served, host: &str, request: &str) -> Value {
+    let about = prepared.about(served.address);
+    let mut caller = connect_to(&about, host, &[b"http/1.1"], None);
+    caller.send(request);
+    caller.response().json()["error"].clone()
 }
 
 #[test]
-fn requests_that_are_refused() {
+fn a_service_key_in_another_field() {
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    let request = prepared.get("/");
+    let misplaced = request.replace("X-Gw-Service-Key: ", "Authorization: Bearer ");
+    let error = refusal(&prepared, &served, HOST, &misplaced);
+    assert_eq!(error["code"], "GW_AUTH_REQUIRED");
+    let says = [
+        "the service key is in Authorization",
+        "send it as X-Gw-Service-Key",
+    ];
+    assert_says(error["message"].as_str().unwrap(), &says);
+}
+
+#[test]
+fn requests_over_the_limits_of_a_service_and_of_the_apex() {
     let prepared = Prepared::new();
     let config = format!("{}enrollment_requests_per_minute = 1\n", prepared.config());
     let served = prepared.serve_with(&config);
-    let rate = serde_json::json!({ "burst": 2, "refill_per_minute": 1 });
-    prepared
-        .api(served.admin_address)
-        .change_service("demo", "echo", &rate);
-    let ask = |request: String| {
-        let mut caller = prepared.connect(served.address);
-        caller.send(request);
-        caller.response().json()["error"].clone()
+    let rate = json!({ "burst": 2, "refill_per_minute": 1 });
+    let api = prepared.api(served.admin_address);
+    api.change_service("demo", "echo", &rate);
+    let limited = |host: &str, request: &str| {
+        eventually("requests are limited", || {
+            let error = refusal(&prepared, &served, host, request);
+            (error["code"] == "GW_RATE_LIMIT_EXCEEDED").then_some(error)
+        })
     };
-    let misplaced = prepared
-        .get("/")
-        .replace("X-Gw-Service-Key: ", "Authorization: Bearer ");
-    let error = ask(misplaced);
-    assert_eq!(error["code"], "GW_AUTH_REQUIRED");
-    assert_says(
-        error["message"].as_str().unwrap(),
-        &[
-            "the service key is in Authorization",
-            "send it as X-Gw-Service-Key",
-        ],
-    );
-    let limited = eventually("the service limits", || {
-        let error = ask(prepared.get("/"));
-        (error["code"] == "GW_RATE_LIMIT_EXCEEDED").then_some(error)
-    });
-    assert_eq!(limited["message"], "Rate limit exceeded");
-    assert_says(
-        limited["detail"].as_str().unwrap(),
-        &[
-            "this service admits 2 at once and 1 per minute",
-            "try again in ",
-            "burst or refill_per_minute",
-        ],
-    );
-    let limited = eventually("the apex limits", || {
-        let about = prepared.about(served.address);
-        let mut caller = connect_to(&about, "eu1.gw.localhost", &[b"http/1.1"], None);
-        caller
-            .send("POST /enroll HTTP/1.1\r\nHost: eu1.gw.localhost\r\nContent-Length: 2\r\n\r\n{}");
-        let error = caller.response().json()["error"].clone();
-        (error["code"] == "GW_RATE_LIMIT_EXCEEDED").then_some(error)
-    });
-    assert_says(
-        limited["message"].as_str().unwrap(),
-        &["from this address, which may send 1 at once and 1 per minute"],
-    );
+    let of_service = limited(HOST, &prepared.get("/"));
+    assert_eq!(of_service["message"], "Rate limit exceeded");
+    let says = [
+        "this service admits 2 at once and 1 per minute",
+        "try again in ",
+        "burst or refill_per_minute",
+    ];
+    assert_says(of_service["detail"].as_str().unwrap(), &says);
+    let enroll = format!("POST /enroll HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 2\r\n\r\n{{}}");
+    let of_apex = limited(APEX, &enroll);
+    let says = "from this address, which may send 1 at once and 1 per minute";
+    assert_says(of_apex["message"].as_str().unwrap(), &[says]);
 }

@@ -4,12 +4,12 @@
 use std::fs;
 use std::process::Command;
 
-use super::first_day::{FirstDay, check};
-use super::{assert_says, configured, fail};
+use super::first_day::{FirstDay, check, refusal};
+use super::{Installation, assert_says, end, region_certificate, self_signed};
 use crate::support::peers::backend;
-use crate::support::peers::caller::connect_to;
+use crate::support::peers::caller::HOST;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{gw_agent, serve, serve_command, start_logged};
+use crate::support::processes::process::{gw_agent, start_logged};
 
 /// The table.
 const MISTAKES: &str = include_str!("mistakes.txt");
@@ -50,18 +50,18 @@ impl FirstDay {
         let mut words = line.split(' ');
         let mut command = match words.next() {
             Some("gw-agent") => gw_agent(),
-            _ => self.with_token(&[]),
+            _ => self.installation.administer(&self.served),
         };
-        command.args(words).current_dir(self.folder.path());
+        command.args(words).current_dir(self.installation.path(""));
         command
     }
 
     fn refuses(&self, line: &str, code: i32, says: &[&str]) {
-        let (found, message) = fail(&mut self.typed(line));
-        assert_eq!(found, code, "{line}: {message}");
+        let ended = end(&mut self.typed(line));
+        assert_eq!(ended.code, code, "{line}: {ended:?}");
         let says: Vec<String> = says.iter().map(|part| self.filled(part)).collect();
         let says: Vec<&str> = says.iter().map(String::as_str).collect();
-        assert_says(&message, &says);
+        assert_says(&ended.err, &says);
     }
 
     fn refuses_all(&self, section: &str) {
@@ -76,14 +76,17 @@ fn command_lines() {
     let day = FirstDay::new();
     day.refuses_all("gateway");
     day.refuses_all("agent");
-    // What is meant is taken.
-    day.administer(&["service", "create", "acme", "web"]);
-    day.administer(&["key", "create", "acme", "--service", "api,web"]);
+}
+
+#[test]
+fn command_lines_that_are_taken_as_they_are_meant() {
+    let day = FirstDay::new();
+    day.administer("service create acme web");
+    day.administer("key create acme --service api,web");
     let port = day.served.admin_address.port();
     let line =
         format!("gw-gateway account list --admin-url http://console.gw.localhost:{port}/api/v1");
-    let output = day.typed(&line).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+    end(&mut day.typed(&line)).done();
 }
 
 const ENROLL: &str =
@@ -118,9 +121,9 @@ fn options_of_an_enrollment() {
 #[test]
 fn state_and_configuration_of_an_agent() {
     let day = FirstDay::new();
-    let file = |name: &str| day.folder.path().join(name);
+    let file = |name: &str| day.installation.path(name);
     let enrolled = format!("{ENROLL} enrolled --ca-file data/dev-ca.crt");
-    assert!(day.typed(&enrolled).output().unwrap().status.success());
+    end(&mut day.typed(&enrolled)).done();
     for (name, text) in [
         (
             "named.toml",
@@ -148,106 +151,72 @@ fn a_backend_that_is_not_running() {
     let (_held, address) = backend::refusing();
     let line = format!("{ENROLL} a --ca-file data/dev-ca.crt")
         .replace("enroll", &format!("http {}", address.port()));
-    let mut command = day.typed(&line);
-    let (_agent, log) = start_logged(&mut command);
+    let (_agent, log) = start_logged(&mut day.typed(&line));
     let warning = log.line_with("the backend does not take connections");
-    assert_says(
-        &warning,
-        &[
-            &format!("http://localhost:{}", address.port()),
-            "Connection refused",
-            "start it, or correct its address",
-        ],
-    );
+    let url = format!("http://localhost:{}", address.port());
+    let remedy = "start it, or correct its address";
+    assert_says(&warning, &[&url, "Connection refused", remedy]);
 }
 
 #[test]
 fn lines_of_a_configuration() {
     for Mistake { typed, says, .. } in mistakes("configuration") {
-        assert_says(&check(&format!("{}\n", typed.replace("\\n", "\n"))), &says);
+        check(&format!("{}\n", typed.replace("\\n", "\n")), &says);
     }
 }
 
-/// Writes a self-signed certificate for the region as `openssl req -x509` makes it; returns the
-/// keys of the configuration.
-fn certificate_of_authority(folder: &std::path::Path) -> String {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let names = [
-        "eu1.gw.localhost".to_owned(),
-        "*.eu1.gw.localhost".to_owned(),
-    ];
-    let mut params = rcgen::CertificateParams::new(names).unwrap();
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let files = ["server.crt", "server.key"].map(|name| folder.join(name));
-    fs::write(&files[0], params.self_signed(&key).unwrap().pem()).unwrap();
-    fs::write(&files[1], key.serialize_pem()).unwrap();
-    format!(
-        "tls_certificate = {:?}\ntls_key = {:?}\n",
-        files[0], files[1]
-    )
-}
-
+/// A certificate as `openssl req -x509` makes it.
 #[test]
 fn a_certificate_of_an_authority() {
     let files = tempfile::tempdir().unwrap();
-    let (_folder, config) = configured(&certificate_of_authority(files.path()));
+    let mut params = region_certificate();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let installation = Installation::with(&self_signed(files.path(), &params));
     let says = [
         "CA:TRUE",
         "basicConstraints=critical,CA:FALSE",
         "openssl req -x509",
+        "tls_certificate: ",
+        "server.crt: ",
     ];
-    let output = serve_command(&config).arg("--check").output().unwrap();
-    let warning = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{warning}");
-    assert_says(&warning, &says);
-    assert_says(&warning, &["tls_certificate: ", "server.crt: "]);
+    let ended = end(installation.serve_command().arg("--check"));
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_says(&ended.err, &says);
 
-    let served = serve(&mut serve_command(&config));
-    let mut enroll = gw_agent();
+    let served = installation.serve();
     let gateway = format!("https://eu1.gw.localhost:{}", served.address.port());
+    let mut enroll = gw_agent();
     enroll
-        .args([
-            "enroll",
-            "--token",
-            "gw_et_0123456789abcdef.x",
-            "--gateway",
-            &gateway,
-        ])
+        .args(["enroll", "--token", "gw_et_0123456789abcdef.x"])
+        .args(["--gateway", &gateway])
         .arg("--ca-file")
         .arg(files.path().join("server.crt"))
         .arg("--state-dir")
         .arg(files.path().join("agent"));
-    let (code, message) = fail(&mut enroll);
-    assert_eq!(code, 1);
     // Agents that have this certificate in their file trust it.
-    assert_says(&message, &["the gateway refused the enrollment token"]);
+    end(&mut enroll).assert_failed(1, &["the gateway refused the enrollment token"]);
 }
 
 #[test]
 fn requests_of_callers() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let about = prepared.about(served.address);
     for Mistake { typed, code, says } in mistakes("callers") {
         let typed = typed.replace("{key}", prepared.service_key());
         let mut fields = typed.split(" & ");
         let host = fields.next().unwrap();
         let fields: String = fields.map(|field| format!("{field}\r\n")).collect();
-        let mut caller = connect_to(&about, host, &[b"http/1.1"], None);
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
-        let error = caller.response().json()["error"].clone();
+        let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n");
+        let error = refusal(&prepared, &served, host, &request);
         assert_eq!(error["code"], code, "{typed}: {error}");
         assert_says(error["message"].as_str().unwrap(), &says);
     }
-    let mut caller = prepared.connect(served.address);
-    caller.send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    let error = caller.response().json()["error"].clone();
+    let request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let error = refusal(&prepared, &served, HOST, request);
     assert_eq!(error["code"], "GW_MISDIRECTED");
-    assert_says(
-        error["message"].as_str().unwrap(),
-        &[
-            "this host is not served here",
-            "check the URL, its DNS and the Host field",
-        ],
-    );
+    let says = [
+        "this host is not served here",
+        "check the URL, its DNS and the Host field",
+    ];
+    assert_says(error["message"].as_str().unwrap(), &says);
 }

@@ -47,7 +47,7 @@ pub(super) struct HostileGateway {
     tunnels: Arc<Mutex<Option<Reply>>>,
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Shared {
     issuer: Issuer<'static, KeyPair>,
     ca_pem: String,

@@ -6,12 +6,9 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::response;
 use http::Method;
 
-use crate::support::agents::modified_agent;
-use crate::support::agents::modified_agent::enroll;
+use crate::support::agents::modified_agent::{self, enroll, scene_with_tunnel};
 use crate::support::agents::tunnel_frames::{interim, ok};
-use crate::support::peers::http1_peer::Response;
-use crate::support::peers::http2_frames;
-use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, SETTINGS};
+use crate::support::peers::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, SETTINGS};
 use crate::support::scene::Scene;
 
 #[test]
@@ -63,14 +60,7 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
                 interims += 1;
             };
             assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
-            let (body, trailers) = caller.body(last.framing).unwrap();
-            let response = Response {
-                status: last.status,
-                headers: last.headers,
-                body,
-                trailers,
-                framing: last.framing,
-            };
+            let response = caller.rest(last).unwrap();
             assert_eq!(
                 (response.header("x-gw-status"), &*response.code()),
                 ("AgentError", "GW_BACKEND_INVALID_RESPONSE")
@@ -109,9 +99,7 @@ fn small_interim_responses_are_bounded() {
 
 #[test]
 fn framing_fields_of_interim_responses_are_ignored() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     let fields = [
         ("content-length", "2"),

@@ -1,35 +1,27 @@
 //! When the slot of a request becomes free.
 
 use std::io::Write;
+use std::net::Shutdown;
 
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use http::Method;
 
-use super::answered;
-use crate::support::agents::modified_agent::enroll;
+use super::Answering;
+use crate::support::agents::modified_agent::{enroll, scene_with_tunnel};
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, head, last_data, ok, reset, uploaded,
 };
 use crate::support::scene::Scene;
 
 #[test]
-fn early_answers_resets_and_open_streams_release_their_slot() {
-    let scene = Scene::service().agent().start();
-    let enrolled = enroll(&scene);
-    let mut tunnel = enrolled.tunnel(&scene);
-    let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
-    let is_free = || {
-        crate::support::eventually("no request is left", || {
-            scene
-                .tunnels()
-                .iter()
-                .all(|tunnel| tunnel.in_flight == 0)
-                .then_some(())
-        });
-    };
+fn early_answers_and_resets_release_their_slot() {
+    let mut agent = Answering::start();
+    let get = agent.enrolled.get();
+    let post = "Content-Length: 1000000\r\n\r\nbegun";
+    let post = agent.enrolled.request("POST /", post);
     let mut answer = |request: &str, method: Method, frames: fn(StreamId) -> Vec<u8>| {
-        let response = answered(&enrolled, &mut tunnel, &scene, request, &method, &frames);
-        is_free();
+        let response = agent.ask(&method, request, frames);
+        agent.scene.wait_until_idle();
         response
     };
     // Answers before the request is complete.
@@ -46,7 +38,7 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
         (reset_first.status.as_u16(), &*reset_first.code()),
         (502, "GW_RELAY_ERROR")
     );
-    let cut = answer(&enrolled.get(), Method::GET, |id| {
+    let cut = answer(&get, Method::GET, |id| {
         [
             begun(id),
             data(id, b"begun"),
@@ -56,15 +48,20 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     });
     cut.unwrap_err();
     // Ends the stream, grants credit and resets it.
-    let ended = answer(&enrolled.get(), Method::GET, |id| {
+    let ended = answer(&get, Method::GET, |id| {
         [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat()
     });
     assert_eq!(ended.unwrap().body, b"ok");
-    // Sends no answer: the caller gives up.
+    agent.assert_tunnel_is_open();
+}
+
+#[test]
+fn a_request_whose_caller_leaves_releases_its_slot() {
+    let (scene, enrolled, mut tunnel) = scene_with_tunnel();
     let (caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     drop(caller);
     tunnel.answer_reset(stream);
-    is_free();
+    scene.wait_until_idle();
     assert!(enrolled.report(&scene).is_some());
 }
 
@@ -74,42 +71,30 @@ fn an_upgraded_request_is_in_flight_until_both_halves_end() {
         let scene = Scene::service().agent().hand_over(hand_over).start();
         let enrolled = enroll(&scene);
         let mut tunnel = enrolled.tunnel(&scene);
-        let in_flight = || {
-            scene
-                .tunnels()
-                .iter()
-                .map(|tunnel| tunnel.in_flight)
-                .sum::<usize>()
-        };
         // Some of these requests arrive on a worker that does not own the tunnel.
         for _ in 0..8 {
             let mut caller = enrolled.caller(&scene);
             caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
             let stream = tunnel.request();
             // The agent ends its half at once.
-            tunnel.0.send(head(
-                stream,
-                "101",
-                &[("connection", "upgrade"), ("upgrade", "other")],
-            ));
-            tunnel.0.send(last_data(stream, b""));
+            let switching = [("connection", "upgrade"), ("upgrade", "other")];
+            let switched = head(stream, "101", &switching);
+            tunnel.0.send([switched, last_data(stream, b"")].concat());
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
             assert!(caller.is_closed());
             // The caller's half stays open.
             caller.send("more");
             let data = tunnel.next_of(Kind::Data).unwrap();
             assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
-            assert_eq!(in_flight(), 1);
+            let tunnels = scene.tunnels();
+            let in_flight: usize = tunnels.iter().map(|tunnel| tunnel.in_flight).sum();
+            assert_eq!(in_flight, 1);
             caller.stream.conn.send_close_notify();
             caller.stream.flush().unwrap();
-            caller
-                .stream
-                .sock
-                .shutdown(std::net::Shutdown::Write)
-                .unwrap();
+            caller.stream.sock.shutdown(Shutdown::Write).unwrap();
             assert!(tunnel.next_of(Kind::Data).unwrap().end);
             tunnel.0.send(uploaded(stream, 4));
-            crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
+            scene.wait_until_idle();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Requests of a caller's connection that a backend may authenticate.
 
+use super::{answer, refuse};
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::scripted::{Attempt, Scripted, refused_unsent};
+use crate::support::agents::scripted::{Attempt, Scripted};
 use crate::support::peers::caller::Caller;
 use crate::support::peers::{http2_caller, http2_caller::on_a_reactor};
 use crate::support::scene::Scene;
@@ -11,25 +12,16 @@ const FORGED: &str = "X-Gw-Caller-Connection: 0123456789abcdef0123456789abcdef\r
 
 /// Answers, unless the request asks that its first attempt fails.
 fn act(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
-    if attempt
-        .head
-        .contains(&format!("x-refuse-at: {}", attempt.agent))
-    {
-        let refused = refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE");
-        tunnel.0.send(refused);
-        return true;
-    }
     let asks = |field| attempt.nth == 0 && attempt.head.contains(field);
+    let refuses_here = format!("x-refuse-at: {}", attempt.agent);
+    if asks("x-refuse: 1") || attempt.head.contains(&refuses_here) {
+        return refuse(tunnel, attempt);
+    }
     if asks("x-end: 1") {
         tunnel.close();
         return false;
     }
-    if asks("x-refuse: 1") {
-        let refused = refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE");
-        tunnel.0.send(refused);
-        return true;
-    }
-    super::answer(tunnel, attempt)
+    answer(tunnel, attempt)
 }
 
 /// What the agent is told of the caller's connection.
@@ -50,16 +42,17 @@ fn call(
     caller: &mut Caller,
     fields: &str,
 ) -> (u16, Vec<Attempt>) {
-    caller.send(scene.request("GET /", &format!("{fields}\r\n")));
-    let status = caller.response().status.as_u16();
+    let status = caller
+        .ask(scene.request("GET /", &format!("{fields}\r\n")))
+        .status
+        .as_u16();
     (status, scripted.attempts())
 }
 
 #[test]
 fn a_connection_has_a_name_from_its_first_credentials_on() {
     let scene = Scene::service().enrolled(&["one"]).start();
-    let scripted = Scripted::new();
-    scripted.serve(0, scene.tunnel("one"), act);
+    let scripted = Scripted::of(&scene, &["one"], act);
     let call = |caller: &mut Caller, fields: &str| {
         let (status, attempts) = call(&scene, &scripted, caller, fields);
         assert_eq!((status, attempts.len()), (200, 1));
@@ -95,10 +88,7 @@ fn a_connection_has_a_name_from_its_first_credentials_on() {
 #[test]
 fn requests_of_a_named_connection_go_to_its_agent_alone() {
     let scene = Scene::service().enrolled(&["one", "two"]).start();
-    let scripted = Scripted::new();
-    for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, scene.tunnel(name), act);
-    }
+    let scripted = Scripted::of(&scene, &["one", "two"], act);
     let mut caller = scene.connect();
     // No agent has a connection of this one yet.
     let first = "Authorization: NTLM TlRM\r\nX-Refuse: 1\r\n";
@@ -123,10 +113,7 @@ fn requests_of_a_named_connection_go_to_its_agent_alone() {
 #[test]
 fn a_named_connection_leaves_an_agent_that_is_not_in_order() {
     let scene = Scene::service().enrolled(&["one", "two"]).start();
-    let scripted = Scripted::new();
-    for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, scene.tunnel(name), act);
-    }
+    let scripted = Scripted::of(&scene, &["one", "two"], act);
     let mut caller = scene.connect();
     let first = "Authorization: NTLM TlRM\r\n";
     let (_, attempts) = call(&scene, &scripted, &mut caller, first);

@@ -7,13 +7,12 @@ use std::time::Instant;
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{APEX, Connection, PATH, PROGRAMS, Prepared, RENEWED_WITHIN};
+use super::{APEX, Connection, PATH, Prepared, RENEWED_WITHIN};
 use crate::administration::console::browser::Browser;
 use crate::support::acme_servers::pebble::Options;
 use crate::support::doctor::{doctor_of, examine};
 use crate::support::eventually;
 use crate::support::processes::process::Served;
-use crate::support::programs::usable;
 
 /// Lifetime of certificates: the renewal is due 2 to 3 seconds before the end of the last third.
 const LIFETIME_SECONDS: u64 = 9;
@@ -29,14 +28,8 @@ fn doctor(prepared: &Prepared, served: &Served) -> (String, String) {
 fn serves(served: &Served) -> bool {
     let port = served.address.port();
     let status = Command::new("curl")
-        .args([
-            "--silent",
-            "--insecure",
-            "--output",
-            "/dev/null",
-            "--max-time",
-            "5",
-        ])
+        .args(["--silent", "--insecure", "--output", "/dev/null"])
+        .args(["--max-time", "5"])
         .args(["--resolve", &format!("{APEX}:{port}:127.0.0.1")])
         .arg(format!("https://{APEX}:{port}{PATH}"))
         .status()
@@ -52,15 +45,10 @@ fn end_of(certificate: &[u8]) -> i64 {
 
 #[test]
 fn the_alarms_grow_while_the_authority_is_away_for_the_whole_last_third() {
-    if !usable(&PROGRAMS) {
+    let short = |options: &mut Options| options.lifetime_seconds = LIFETIME_SECONDS;
+    let Some(mut prepared) = Prepared::with(0, short, "") else {
         return;
-    }
-    let short = |options: Options| Options {
-        lifetime_seconds: LIFETIME_SECONDS,
-        ..options
     };
-    let mut prepared = Prepared::with(0, short, "");
-    prepared.root();
     let served = prepared.serve();
     prepared.await_certificate(&served, &[]);
     prepared.pebble.stop();

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use rcgen::{CertificateParams, KeyPair};
 
-use super::{APEX, Connection, PROGRAMS, Prepared};
+use super::{APEX, Connection, Prepared};
 use crate::support::doctor::{
     OF_NODE, assert_quiet_gateway, doctor_of, examine, of_development, with,
 };
 use crate::support::eventually;
 use crate::support::processes::process::{Served, gw_gateway, serve, serve_command};
 use crate::support::processes::successor::{Successor, replace};
-use crate::support::programs::usable;
 
 /// A gateway whose process is replaced after each change of its configuration.
 struct Replaced<'a> {
@@ -56,18 +55,15 @@ fn check(prepared: &Prepared, text: &str) -> Result<(), String> {
 
 #[test]
 fn a_gateway_goes_from_files_to_acme_and_back() {
-    if !usable(&PROGRAMS) {
+    let Some(prepared) = Prepared::new() else {
         return;
-    }
-    let prepared = Prepared::new();
+    };
     let root = prepared.root();
     let (file, key_file) = (prepared.path("server.crt"), prepared.path("server.key"));
     let key = KeyPair::generate().unwrap();
     let names = [APEX.to_owned(), format!("*.{APEX}")];
-    let certificate = CertificateParams::new(names)
-        .unwrap()
-        .self_signed(&key)
-        .unwrap();
+    let params = CertificateParams::new(names).unwrap();
+    let certificate = params.self_signed(&key).unwrap();
     fs::write(&file, certificate.pem()).unwrap();
     fs::write(&key_file, key.serialize_pem()).unwrap();
     let with_acme = fs::read_to_string(prepared.path("gateway.toml")).unwrap();
@@ -84,16 +80,12 @@ fn a_gateway_goes_from_files_to_acme_and_back() {
 
     let both = with_acme.replace("tls = \"acme\"\n", &format!("tls = \"acme\"\n{files}"));
     let error = check(&prepared, &both).unwrap_err();
-    assert!(
-        error.contains("tls: \"acme\" and tls_certificate exclude each other"),
-        "{error}"
-    );
+    let expected = "tls: \"acme\" and tls_certificate exclude each other";
+    assert!(error.contains(expected), "{error}");
     gateway.use_configuration(&with_acme);
     let issued = gateway.certificate(&root);
     assert!(prepared.answers(gateway.served.address, APEX));
-    eventually("the certificate is valid", || {
-        (prepared.certificate(&gateway.served)["status"] == "valid").then_some(())
-    });
+    prepared.await_valid(&gateway.served);
 
     gateway.use_configuration(&with_files);
     assert_eq!(gateway.certificate(&file), certificate.der().to_vec());
@@ -106,11 +98,9 @@ fn a_gateway_goes_from_files_to_acme_and_back() {
 
 #[test]
 fn a_node_with_a_certificate_of_the_authority_has_nothing_to_complain_of() {
-    if !usable(&PROGRAMS) {
+    let Some(prepared) = Prepared::new() else {
         return;
-    }
-    let prepared = Prepared::new();
-    prepared.root();
+    };
     let first = prepared.serve();
     prepared.await_certificate(&first, &[]);
     // The first start says that it has no certificate yet.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::passage::Passage;
-use super::{Connection, Prepared};
+use super::{Connection, PROGRAMS, Prepared};
 use crate::support::acme_front::{Front, Kind, Verdict};
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
@@ -16,7 +16,6 @@ use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
 use crate::support::programs::usable;
 
-const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
 const APEX_OF_NODES: &str = "eu1.gw.localhost";
 /// Orders until the authority asks for a proof. Pebble accepts an earlier one for one order in a
 /// hundred, also with `PEBBLE_AUTHZREUSE=0`.
@@ -35,8 +34,11 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// A region without nodes; `None` without PostgreSQL.
+    /// A region without nodes; `None` without PostgreSQL or the programs.
     fn none_yet() -> Option<Self> {
+        if !usable(&PROGRAMS) {
+            return None;
+        }
         let named = Named::start("");
         let passage = Passage::closed();
         let mut options = Options::new(named.address);
@@ -110,9 +112,6 @@ impl Nodes {
 
 #[test]
 fn a_node_shows_the_proof_of_an_order_of_another_node() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let Some(nodes) = Nodes::two() else {
         return;
     };
@@ -139,9 +138,6 @@ fn a_node_shows_the_proof_of_an_order_of_another_node() {
 
 #[test]
 fn a_node_goes_on_with_the_order_of_a_lost_node() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let Some(mut nodes) = Nodes::two() else {
         return;
     };
@@ -169,9 +165,6 @@ fn a_node_goes_on_with_the_order_of_a_lost_node() {
 
 #[test]
 fn an_issued_certificate_is_fetched_after_all_nodes_were_replaced() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let Some(nodes) = Nodes::two() else {
         return;
     };
@@ -200,34 +193,19 @@ fn an_issued_certificate_is_fetched_after_all_nodes_were_replaced() {
     assert_eq!(nodes.pebble.count("orders in the db"), 2);
 }
 
-/// A gateway that proves its apex in handshakes, whose authority connects through `passage`.
-fn prepared_behind(passage: &Passage) -> Prepared {
-    let with_port = |mut options: Options| {
-        options.tls_port = passage.port();
-        options
-    };
-    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
-    prepared.root();
-    prepared
-}
-
 #[test]
 fn a_successor_goes_on_with_the_order_of_its_predecessor() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let passage = Passage::closed();
-    let prepared = prepared_behind(&passage);
+    let Some(prepared) = Prepared::with_handshakes(0, passage.port()) else {
+        return;
+    };
     let served = prepared.serve();
     passage.await_more_than(0);
     // The authority waits for the answer of the listener.
     let _successor = replace(served.process.id(), &served.log);
     passage.lead_to(served.address);
-    let certificate = prepared.await_certificate(&served, &[]);
-    assert!(!certificate.is_empty());
-    eventually("the order is complete", || {
-        (prepared.certificate(&served)["status"] == "valid").then_some(())
-    });
+    prepared.await_certificate(&served, &[]);
+    prepared.await_valid(&served);
     assert_eq!(prepared.certificate(&served)["failures"], 0);
     assert_eq!(prepared.pebble.count("orders in the db"), 1);
     assert_eq!(prepared.pebble.count("accounts in memory"), 1);
@@ -235,9 +213,6 @@ fn a_successor_goes_on_with_the_order_of_its_predecessor() {
 
 #[test]
 fn the_authority_is_told_once_all_live_nodes_use_the_proof() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let Some(nodes) = Nodes::two() else {
         return;
     };
@@ -274,11 +249,10 @@ fn await_publication(log: &Log) -> bool {
 
 #[test]
 fn the_authority_is_told_once_a_draining_predecessor_uses_the_proof() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let passage = Passage::closed();
-    let prepared = prepared_behind(&passage);
+    let Some(prepared) = Prepared::with_handshakes(0, passage.port()) else {
+        return;
+    };
     let served = prepared.serve();
     passage.lead_to(served.address);
     prepared.await_certificate(&served, &[]);
@@ -300,8 +274,6 @@ fn the_authority_is_told_once_a_draining_predecessor_uses_the_proof() {
     assert_eq!(passage.came(), before);
     assert!(send_signal(predecessor, "CONT"));
     passage.await_more_than(before);
-    eventually("the order is complete", || {
-        (prepared.certificate(&served)["status"] == "valid").then_some(())
-    });
+    prepared.await_valid(&served);
     assert_eq!(prepared.certificate(&served)["failures"], 0);
 }

@@ -3,22 +3,19 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{APEX, PROGRAMS, Prepared};
+use super::{APEX, Prepared};
 use crate::support::acme_front::{Answer, Kind, Verdict};
 use crate::support::acme_servers::free_address;
 use crate::support::eventually;
-use crate::support::programs::usable;
 
 /// The wait that the authority asks for.
 const RETRY_AFTER: Duration = Duration::from_secs(4);
 
 #[test]
 fn an_order_that_is_limited_waits_as_long_as_the_authority_asks() {
-    if !usable(&PROGRAMS) {
+    let Some((prepared, front)) = Prepared::with_front() else {
         return;
-    }
-    let (prepared, front) = Prepared::with_front();
-    prepared.root();
+    };
     let is_limited = AtomicBool::new(true);
     front.set(move |request| {
         let refuses = request.kind == Kind::NewOrder && is_limited.swap(false, Ordering::Relaxed);
@@ -55,11 +52,9 @@ fn a_limit_of_one_account_stops_neither_another_account_nor_the_region() {
     const LIMITED: &str = "limited.customer.test";
     const SAME: &str = "same.customer.test";
     const OTHER: &str = "other.customer.test";
-    if !usable(&PROGRAMS) {
+    let Some((prepared, front)) = Prepared::with_front_at(free_address().port()) else {
         return;
-    }
-    let (prepared, front) = Prepared::with_front_at(free_address().port());
-    prepared.root();
+    };
     let served = prepared.serve();
     let before = prepared.await_certificate(&served, &[]);
     front.set(|request| match request.name() {
@@ -87,7 +82,8 @@ fn a_limit_of_one_account_stops_neither_another_account_nor_the_region() {
         (show("one", LIMITED)["failures"] == 1).then_some(())
     });
 
-    // The orders of another account and of the region go on. The account begins no further one.
+    // The orders of another account and of the region go on. The limited account begins no other
+    // order.
     add("one", SAME);
     add("two", OTHER);
     eventually("the certificate of the other account", || {

@@ -12,16 +12,15 @@ use time::OffsetDateTime;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{PROGRAMS, Prepared};
+use super::Prepared;
 use crate::support::acme_front::{Answer, Front, Kind, Request, Verdict};
 use crate::support::eventually;
-use crate::support::programs::usable;
 
 const DAY: i64 = 24 * 60 * 60;
 /// Seconds after which the gateway may ask again.
 const ASK_AGAIN: &str = "21600";
 
-/// What names a certificate (RFC 9773 §4.1).
+/// The identifier of a certificate (RFC 9773 §4.1).
 fn id_of(certificate: &[u8]) -> String {
     let (_, certificate) = X509Certificate::from_der(certificate).unwrap();
     let extensions = certificate.extensions().iter();
@@ -83,11 +82,9 @@ fn offer(front: &Front) {
 
 #[test]
 fn a_window_that_has_passed_renews_a_fresh_certificate_once() {
-    if !usable(&PROGRAMS) {
+    let Some((prepared, front)) = Prepared::with_front() else {
         return;
-    }
-    let (prepared, front) = Prepared::with_front();
-    prepared.root();
+    };
     offer(&front);
     let served = prepared.serve();
     let first = prepared.await_certificate(&served, &[]);
@@ -117,9 +114,7 @@ fn a_window_that_has_passed_renews_a_fresh_certificate_once() {
     assert_eq!(replaced, [&Value::Null, &json!(ids[0])]);
 
     // The window of the second certificate lies ahead: the next order is the one that is asked for.
-    eventually("the renewal is complete", || {
-        (prepared.certificate(&served)["status"] == "valid").then_some(())
-    });
+    prepared.await_valid(&served);
     prepared.command(&served, "renew");
     prepared.await_certificate(&served, &second);
     asked(3);

@@ -12,16 +12,10 @@ fn a_program_that_runs_is_on_the_disk() {
     let prepared = Prepared::new();
     disk.take(&prepared.path("agent"));
     let backend = HeldBackend::start();
-    let release = Release {
-        prepared: &prepared,
-        key: Ed25519KeyPair::generate().unwrap(),
-    };
+    let release = Release::new(&prepared);
     let signed = release.offer(&program());
     let gateway = prepared.serve_with(&prepared.config());
-    let it = Agent {
-        prepared: &prepared,
-        gateway: &gateway,
-    };
+    let it = Agent::of(&prepared, &gateway);
     let config = it.configure(&release.configuration(&backend.url));
     for loss in [
         Loss::All,
@@ -38,16 +32,9 @@ fn a_program_that_runs_is_on_the_disk() {
         send_signal(worker, "KILL");
         eventually("the worker has ended", || has_ended(worker).then_some(()));
         disk.cut_power(loss);
-        let record = fs::read(prepared.path("agent/update.json")).unwrap();
-        let record: Value = serde_json::from_slice(&record).unwrap();
-        assert_eq!(record["current"]["version"], signed.version.to_string());
-        let [file] = <[_; 1]>::try_from(
-            fs::read_dir(prepared.path("agent/programs"))
-                .unwrap()
-                .map(|file| file.unwrap().path())
-                .collect::<Vec<_>>(),
-        )
-        .unwrap();
+        let version = update_record(&prepared)["current"]["version"].take();
+        assert_eq!(version, signed.version.to_string());
+        let [file] = <[_; 1]>::try_from(stored_programs(&prepared)).unwrap();
         assert_eq!(signed.verify_content(&fs::read(file).unwrap()), Ok(()));
     }
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::support::agents::modified_agent::{self, ACCOUNT};
 use crate::support::apex::{APEX, post_json};
 use crate::support::on_disk;
-use crate::support::peers::caller::connect_to;
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
 
 #[test]
@@ -23,35 +23,23 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
     let token = scene.api().create_enrollment_token("demo", &["echo"]);
     let enrolled = enroll(&scene, &token).json();
     let key = KeyPair::generate().unwrap();
-    let mut greedy =
-        CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
+    let mut greedy = CertificateParams::new([HOST.to_owned()]).unwrap();
     greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let victim = "gw://eu1.gw.localhost/victim/agent/ag_00000000000000000000";
     greedy
         .subject_alt_names
         .push(SanType::URI(victim.try_into().unwrap()));
     let fields = bearer(text(&enrolled, "enrollment_secret"));
-    let issued = post_json(
-        &scene,
-        "/csr",
-        &fields,
-        &json!({ "csr": csr(&greedy, &key) }),
-    )
-    .json();
+    let request = json!({ "csr": csr(&greedy, &key) });
+    let issued = post_json(&scene, "/csr", &fields, &request).json();
     let der = CertificateDer::from_pem_slice(text(&issued, "certificate").as_bytes()).unwrap();
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
     assert!(!certificate.is_ca());
-    let names = &certificate
-        .subject_alternative_name()
-        .unwrap()
-        .unwrap()
-        .value
-        .general_names;
-    let uri = format!(
-        "gw://eu1.gw.localhost/demo/agent/{}",
-        text(&issued, "agent_id")
-    );
-    assert_eq!(names[..], [x509_parser::extensions::GeneralName::URI(&uri)]);
+    let names = certificate.subject_alternative_name().unwrap().unwrap();
+    let agent_id = text(&issued, "agent_id");
+    let uri = format!("gw://eu1.gw.localhost/demo/agent/{agent_id}");
+    let expected = [x509_parser::extensions::GeneralName::URI(&uri)];
+    assert_eq!(names.value.general_names, expected);
     let usage = certificate.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.client_auth && !usage.server_auth && !usage.any);
     assert_eq!(
@@ -83,8 +71,7 @@ fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
     // The first one is that of the enrollment.
     let (issued, refused) = outcomes.split_at(MOST - 1);
     assert!(issued.iter().all(|it| it.starts_with("200")), "{issued:?}");
-    let is_refused = |it: &String| it == "503 GW_OVERLOADED";
-    assert!(refused.iter().all(is_refused), "{refused:?}");
+    assert_eq!(refused, ["503 GW_OVERLOADED"; 2 * MOST + 1]);
     let answer = enrolled.tunnel(&scene).renew(&plain_csr(&key));
     assert_eq!(answer["type"], "renewal_refused", "{answer}");
     let log = format!("/audit-log?account={ACCOUNT}&limit=1000");
@@ -99,35 +86,24 @@ fn only_the_agent_can_use_up_its_certificate_allowance() {
     let scene = scene_with_high_limits();
     let agent = agent_named(&scene, "agent");
     let ask_for = |csr: &str| {
-        outcome(&post_json(
-            &scene,
-            "/csr",
-            "",
-            &json!({ "csr": csr, "agent_id": agent }),
-        ))
+        let request = json!({ "csr": csr, "agent_id": agent });
+        outcome(&post_json(&scene, "/csr", "", &request))
     };
     let stranger = plain_csr(&KeyPair::generate().unwrap());
+    let forged = include_str!("../../data/bad-signature.csr");
     // More requests than the agent's allowance.
     for _ in 0..25 {
         assert_eq!(ask_for(&stranger), "401 GW_ENROLLMENT_INVALID");
         assert_eq!(ask_for("hello"), "400 GW_CSR_INVALID");
-        assert_eq!(
-            ask_for(include_str!("../../data/bad-signature.csr")),
-            "400 GW_CSR_INVALID"
-        );
+        assert_eq!(ask_for(forged), "400 GW_CSR_INVALID");
     }
     let (_, key) = identity(&scene.state_dir("agent"));
     let own = plain_csr(&key);
     let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
     // Enrollment has used the first of twenty certificates.
-    assert!(
-        outcomes[..19].iter().all(|outcome| outcome == "200 "),
-        "{outcomes:?}"
-    );
-    assert_eq!(
-        outcomes[24], "503 GW_OVERLOADED",
-        "the allowance applies to the agent's own requests"
-    );
+    assert_eq!(outcomes[..19], ["200 "; 19]);
+    // The allowance applies to the agent's own requests.
+    assert_eq!(outcomes[24], "503 GW_OVERLOADED");
 }
 
 #[test]
@@ -139,8 +115,12 @@ fn certificates_of_an_agent_take_little_room_on_the_disk() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
     // Records, and the write-ahead log with the latest changes.
+    let files = ["data/gw.sqlite", "data/gw.sqlite-wal"];
     let size = || {
-        on_disk(&prepared.path("data/gw.sqlite")) + on_disk(&prepared.path("data/gw.sqlite-wal"))
+        files
+            .map(|file| on_disk(&prepared.path(file)))
+            .iter()
+            .sum::<u64>()
     };
     let before = size();
     let about = prepared.about(served.address);
@@ -160,7 +140,7 @@ fn certificates_of_an_agent_take_little_room_on_the_disk() {
         })
         .collect();
     let (issued, refused) = outcomes.split_at(MOST);
-    assert!(issued.iter().all(|it| it == "200 "), "{issued:?}");
+    assert_eq!(issued, ["200 "; MOST]);
     assert_eq!(refused, ["503 GW_OVERLOADED"]);
     let grown = size() - before;
     eprintln!("{grown} bytes for {MOST} certificates");

@@ -6,31 +6,24 @@ use rustls::ClientConnection;
 use rustls_pki_types::ServerName;
 
 use super::setup::Setup;
-use super::{DOMAIN, OTHER, PROGRAMS};
+use super::{DOMAIN, OTHER};
 use crate::support::acme_front::{Kind, Verdict};
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, connect_to, socket};
-use crate::support::programs::usable;
 
 /// A service of another account.
 const RIVAL: &str = "rival--api.eu1.gw.localhost";
 
 #[test]
 fn domains_of_two_accounts_are_not_served_on_a_connection_of_each_other() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.serve(DOMAIN);
-    setup.command(&["account", "create", "rival"]).unwrap();
-    setup
-        .command(&["service", "create", "rival", "api"])
-        .unwrap();
+    setup.api().create_service("rival", "api");
     let lead = format!("add {OTHER} 1 CNAME {RIVAL}");
     setup.named.update(&[&lead]);
-    setup
-        .command(&["domain", "add", "rival", "api", OTHER])
-        .unwrap();
+    setup.add_to(["rival", "api"], OTHER).unwrap();
     let config = setup.caller(&[b"http/1.1"]);
     let mut of_rival = eventually("the certificate of the other account", || {
         setup.connect(&config, OTHER)
@@ -74,10 +67,9 @@ fn challenged(setup: &Setup, name: &str) -> rustls::Error {
 
 #[test]
 fn a_challenge_is_answered_for_the_domain_of_the_open_order_alone() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     // The other domain has no order, as its certificate is uploaded.
     setup.serve_uploaded(OTHER);
     setup.front.set(|request| match request.kind {

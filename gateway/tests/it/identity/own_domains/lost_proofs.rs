@@ -1,20 +1,18 @@
 //! Domains that DNS does not prove any more.
 
+use super::DOMAIN;
 use super::setup::{Changes, Setup};
-use super::{DOMAIN, PROGRAMS};
 use crate::support::eventually;
 use crate::support::processes::machine::Machine;
-use crate::support::programs::usable;
 
 #[test]
 fn a_lost_domain_is_answered_for_seven_days_and_a_disabled_one_is_refused() {
-    if !usable(&PROGRAMS) || !usable(&["faketime"]) {
-        return;
-    }
-    let setup = Setup::with(Changes {
+    let Some(setup) = Setup::with(Changes {
         machine: Some(Machine::new()),
         ..Changes::default()
-    });
+    }) else {
+        return;
+    };
     setup.serve_uploaded(DOMAIN);
     let config = setup.caller(&[b"http/1.1"]);
     let mut kept = setup.connect(&config, DOMAIN).unwrap();

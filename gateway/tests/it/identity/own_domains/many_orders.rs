@@ -50,33 +50,35 @@ fn declared(domains: usize) -> (String, Vec<String>) {
         if number % OF_ACCOUNT == 0 {
             writeln!(document, "[[account]]\nid = \"{account}\"").unwrap();
         }
+        let account_line = format!("account = \"{account}\"");
         if number % OF_SERVICE == 0 {
-            writeln!(
-                document,
-                "[[service]]\naccount = \"{account}\"\nid = \"{service}\""
-            )
-            .unwrap();
+            writeln!(document, "[[service]]\n{account_line}\nid = \"{service}\"").unwrap();
         }
         let name = format!("d{number}.customer.test");
-        writeln!(
-            document,
-            "[[domain]]\naccount = \"{account}\"\nservice = \"{service}\"\nname = \"{name}\""
-        )
-        .unwrap();
-        records.push(format!(
-            "add {name} 1 CNAME {account}--{service}.eu1.gw.localhost"
-        ));
+        writeln!(document, "[[domain]]\n{account_line}\nname = \"{name}\"").unwrap();
+        writeln!(document, "service = \"{service}\"").unwrap();
+        let host = format!("{account}--{service}.eu1.gw.localhost");
+        records.push(format!("add {name} 1 CNAME {host}"));
     }
     (document, records)
 }
 
+/// Waits until all domains have a certificate. Another one must come soon enough each time.
+fn await_certificates(domains: usize, issued: impl Fn() -> usize) {
+    let mut before = 0;
+    while before < domains {
+        before = eventually("another certificate", || {
+            Some(issued()).filter(|now| *now > before)
+        });
+    }
+}
+
 #[test]
 fn domains_that_are_added_at_once_get_their_certificates_by_one_order_each() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let domains = number_of_domains(DOMAINS);
-    let setup = Setup::new();
+    let Some(setup) = Setup::new() else {
+        return;
+    };
     let (document, records) = declared(domains);
     for records in records.chunks(OF_ACCOUNT) {
         let records: Vec<&str> = records.iter().map(String::as_str).collect();
@@ -85,19 +87,13 @@ fn domains_that_are_added_at_once_get_their_certificates_by_one_order_each() {
     let file = setup.prepared.path("domains.toml");
     fs::write(&file, document).unwrap();
     let began = Instant::now();
-    setup
-        .command(&["apply", "--file", file.to_str().unwrap()])
-        .unwrap();
+    let apply = ["apply", "--file", file.to_str().unwrap()];
+    setup.command(&apply).unwrap();
     let valid = || {
         let metrics = setup.served.metrics();
         metrics.count_with("gw_own_domain_certificates", "state=\"valid\"") as usize
     };
-    let mut issued = 0;
-    while issued < domains {
-        issued = eventually("another certificate", || {
-            Some(valid()).filter(|now| *now > issued)
-        });
-    }
+    await_certificates(domains, valid);
     let orders = setup.front.requests(Kind::NewOrder).len();
     report(domains, began, orders);
     assert_eq!(orders, domains);
@@ -131,9 +127,7 @@ fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
     for number in 0..domains {
         let service = format!("s{}", number / OF_SERVICE);
         if number % OF_SERVICE == 0 {
-            region
-                .api(0)
-                .post("/accounts/demo/services", &json!({ "id": service }));
+            region.api(0).create_service("demo", &service);
         }
         let name = format!("d{number}.customer.test");
         let hostname = format!("demo--{service}.eu1.gw.localhost");
@@ -152,12 +146,7 @@ fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
         let has_one = |it: &&Value| it["certificate"]["source"] == "acme";
         listed.iter().filter(has_one).count()
     };
-    let mut issued = 0;
-    while issued < domains {
-        issued = eventually("another certificate", || {
-            Some(with_certificate()).filter(|now| *now > issued)
-        });
-    }
+    await_certificates(domains, with_certificate);
     let orders = front.requests(Kind::NewOrder).len();
     report(domains, began, orders);
     assert_eq!(orders, domains, "one for each");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::setup::{Pair, Setup, open};
-use super::{DOMAIN, OTHER, PROGRAMS};
+use super::{DOMAIN, OTHER};
 use crate::support::acme_servers::named::Named;
 use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST, client_config_of};
@@ -25,7 +25,7 @@ const REMOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Connections to a process that drains, each for one request.
 const KEPT: usize = 20;
 
-/// A request; the owner of the service may be another node.
+/// A request for `domain`.
 fn get(service_key: &str, domain: &str, target: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nHost: {domain}\r\nX-Gw-Service-Key: {service_key}\r\n\r\n")
 }
@@ -82,6 +82,22 @@ fn await_refusal(kept: Vec<KeptConnection>, request: &str) {
     panic!("no connection refuses the domain");
 }
 
+/// Connections to a process that is replaced later.
+fn keep(connect: impl Fn() -> Option<Caller>, request: &str) -> Vec<KeptConnection> {
+    let begin = |_| KeptConnection::begin(connect().unwrap(), request);
+    (0..KEPT).map(begin).collect()
+}
+
+/// Asserts that a predecessor, which has the connections, refuses the domain soon after `remove`.
+fn assert_refused(mut kept: Vec<KeptConnection>, request: &str, remove: impl FnOnce()) {
+    let mut old = kept.pop().unwrap();
+    assert_eq!(old.ask(request).status, 200, "the predecessor serves");
+    remove();
+    within(REMOVED_WITHIN, "a removal at a predecessor", || {
+        await_refusal(kept, request);
+    });
+}
+
 #[test]
 fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecessor() {
     if !usable(&["named", "postgresql"]) {
@@ -99,56 +115,57 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
     let owner = region.owner();
     let nodes = [1 - owner, owner];
     let connect = serve(&region, &named, DOMAIN, nodes);
+    the_domain_is_refused_at_another_node(&region, nodes[0], connect);
+    let connect = serve(&region, &named, OTHER, nodes);
+    the_domain_is_refused_by_a_predecessor(&region, nodes, &backend, connect);
+}
+
+fn the_domain_is_refused_at_another_node(
+    region: &Region,
+    node: usize,
+    connect: impl Fn() -> Option<Caller>,
+) {
     let mut kept = connect().unwrap();
-    assert_eq!(ask(&region, &mut kept, DOMAIN), 200);
-    remove(&region, DOMAIN, nodes[0]);
+    assert_eq!(ask(region, &mut kept, DOMAIN), 200);
+    remove(region, DOMAIN, node);
     within(REMOVED_WITHIN, "a removal at another node", || {
         eventually("the open connection refuses the domain", || {
-            (ask(&region, &mut kept, DOMAIN) == 421).then_some(())
+            (ask(region, &mut kept, DOMAIN) == 421).then_some(())
         });
         eventually("no handshake has the certificate of the domain", || {
             connect().is_none().then_some(())
         });
     });
+}
 
+fn the_domain_is_refused_by_a_predecessor(
+    region: &Region,
+    [node, owner]: [usize; 2],
+    backend: &HeldBackend,
+    connect: impl Fn() -> Option<Caller>,
+) {
     // A request that runs keeps the predecessor.
-    let connect = serve(&region, &named, OTHER, nodes);
     let mut running = connect().unwrap();
     let request = get(region.service_key(), OTHER, "/");
-    let mut kept: Vec<_> = (0..KEPT)
-        .map(|_| KeptConnection::begin(connect().unwrap(), &request))
-        .collect();
+    let kept = keep(connect, &request);
     running.send(get(region.service_key(), OTHER, "/held"));
     backend.wait_for_held();
     let replaced = region.node(owner);
     let _successor = replace(replaced.process.id(), &replaced.log);
-    let mut old = kept.pop().unwrap();
-    assert_eq!(old.ask(&request).status, 200, "the predecessor serves");
-    remove(&region, OTHER, nodes[0]);
-    within(REMOVED_WITHIN, "a removal at a predecessor", || {
-        await_refusal(kept, &request);
-    });
+    assert_refused(kept, &request, || remove(region, OTHER, node));
     backend.release();
     assert_eq!(running.response().status, 200);
 }
 
 #[test]
 fn a_domain_that_is_removed_is_refused_by_a_predecessor() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.serve_uploaded(DOMAIN);
     let config = setup.caller(&[b"http/1.1"]);
     let request = get(setup.prepared.service_key(), DOMAIN, "/");
-    let mut kept: Vec<_> = (0..KEPT)
-        .map(|_| KeptConnection::begin(setup.connect(&config, DOMAIN).unwrap(), &request))
-        .collect();
+    let kept = keep(|| setup.connect(&config, DOMAIN), &request);
     let _successor = replace(setup.served.process.id(), &setup.served.log);
-    let mut old = kept.pop().unwrap();
-    assert_eq!(old.ask(&request).status, 200, "the predecessor serves");
-    setup.remove(DOMAIN);
-    within(REMOVED_WITHIN, "a removal at a predecessor", || {
-        await_refusal(kept, &request);
-    });
+    assert_refused(kept, &request, || setup.remove(DOMAIN));
 }

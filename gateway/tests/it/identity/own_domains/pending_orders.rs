@@ -2,12 +2,10 @@
 
 use serde_json::Value;
 
-use super::PROGRAMS;
 use super::setup::Setup;
 use crate::support::acme_front::{Kind, Request, Verdict, keep_pending};
 use crate::support::eventually;
 use crate::support::peers::caller::HOST;
-use crate::support::programs::usable;
 
 /// Orders that are open at once (docs/own-domains.md).
 const ORDERS_MAX: usize = 16;
@@ -18,19 +16,9 @@ const SERVICES: [[&str; 3]; 2] = [["demo", "echo", "d"], ["rival", "api", "r"]];
 /// Domains of each.
 const DOMAINS: usize = 11;
 
-/// Domains of an account.
-fn domains(setup: &Setup, account: &str) -> Vec<Value> {
-    let list = setup.command(&["domain", "list", account]).unwrap();
-    let items = list.get("items").unwrap_or(&list).as_array();
-    items.unwrap().clone()
-}
-
 /// Adds the domains of both services.
 fn add(setup: &Setup) {
-    setup.command(&["account", "create", "rival"]).unwrap();
-    setup
-        .command(&["service", "create", "rival", "api"])
-        .unwrap();
+    setup.api().create_service("rival", "api");
     for [account, service, beginning] in SERVICES {
         let names: Vec<String> = (0..DOMAINS)
             .map(|number| format!("{beginning}{number}.customer.test"))
@@ -42,7 +30,7 @@ fn add(setup: &Setup) {
         let records: Vec<&str> = records.iter().map(String::as_str).collect();
         setup.named.update(&records);
         for name in names {
-            let added = setup.command(&["domain", "add", account, service, &name]);
+            let added = setup.add_to([account, service], &name);
             assert_eq!(added.unwrap()["status"], "active");
         }
     }
@@ -56,10 +44,9 @@ fn count(orders: &[Request], beginning: &str) -> usize {
 
 #[test]
 fn sixteen_orders_are_open_at_once_and_the_others_follow() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.front.set(keep_pending);
     add(&setup);
     setup.front.await_different(Kind::Challenge, ORDERS_MAX);
@@ -75,7 +62,7 @@ fn sixteen_orders_are_open_at_once_and_the_others_follow() {
     assert_eq!(setup.ask(&mut caller, HOST), 200);
     for [account, _, beginning] in SERVICES {
         assert_eq!(count(&orders, beginning), OF_ACCOUNT_MAX, "{account}");
-        let without = domains(&setup, account);
+        let without = setup.list(account);
         assert_eq!(without.len(), DOMAINS);
         assert!(without.iter().all(|it| it.get("certificate").is_none()));
     }
@@ -84,9 +71,8 @@ fn sixteen_orders_are_open_at_once_and_the_others_follow() {
     for [account, ..] in SERVICES {
         eventually("all domains have a certificate", || {
             assert_eq!(setup.ask(&mut caller, HOST), 200);
-            let list = domains(&setup, account);
             let has_one = |it: &Value| it["certificate"]["source"] == "acme";
-            list.iter().all(has_one).then_some(())
+            setup.list(account).iter().all(has_one).then_some(())
         });
     }
     // An order ends with its certificate.

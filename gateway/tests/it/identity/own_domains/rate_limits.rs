@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::setup::{Changes, Setup};
-use super::{DOMAIN, OTHER, PROGRAMS};
+use super::{DOMAIN, OTHER};
 use crate::support::acme_front::{Answer, Kind, Verdict};
 use crate::support::eventually;
 use crate::support::processes::machine::Machine;
-use crate::support::programs::usable;
 
 /// Refuses the first new order for `name`, with a wait.
 fn limit(setup: &Setup, name: &'static str, wait: Duration) {
@@ -37,11 +36,10 @@ fn await_refusal(setup: &Setup, domain: &str) {
 
 #[test]
 fn an_order_of_a_domain_that_is_limited_waits_as_long_as_the_authority_asks() {
-    if !usable(&PROGRAMS) {
-        return;
-    }
     let wait = Duration::from_secs(4);
-    let setup = Setup::new();
+    let Some(setup) = Setup::new() else {
+        return;
+    };
     limit(&setup, DOMAIN, wait);
     setup.lead_here(DOMAIN);
     setup.add(DOMAIN).unwrap();
@@ -59,25 +57,25 @@ fn an_order_of_a_domain_that_is_limited_waits_as_long_as_the_authority_asks() {
 
 #[test]
 fn a_long_limit_of_one_domain_does_not_hold_another_one_up() {
-    if !usable(&PROGRAMS) || !usable(&["faketime"]) {
-        return;
-    }
-    let setup = Setup::with(Changes {
+    let Some(setup) = Setup::with(Changes {
         machine: Some(Machine::new()),
         ..Changes::default()
-    });
+    }) else {
+        return;
+    };
     limit(&setup, DOMAIN, Duration::from_secs(60 * 60));
     setup.lead_here(DOMAIN);
     setup.add(DOMAIN).unwrap();
     await_refusal(&setup, DOMAIN);
 
-    // Others wait for ten minutes at most. Another domain makes the gateway look at its clock.
+    // Orders that failed for another reason wait for ten minutes at most. The order of another
+    // domain makes the gateway look at its clock.
     setup.set_clock("+11m");
     setup.serve(OTHER);
     assert_eq!(setup.front.orders_of(DOMAIN).len(), 1);
     assert_eq!(setup.show(DOMAIN)["failures"], 1);
 
-    // An hour, and a tenth of it at most.
+    // The wait is the hour, and at most a tenth of it more.
     setup.set_clock("+70m");
     setup.serve("a.customer.test");
     setup.await_certificate(DOMAIN);

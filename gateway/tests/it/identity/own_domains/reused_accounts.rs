@@ -2,27 +2,20 @@
 
 use serde_json::{Value, json};
 
+use super::DOMAIN;
 use super::setup::Setup;
-use super::{DOMAIN, PROGRAMS};
-use crate::support::programs::usable;
 
 /// Creates the service again to which the CNAME record of the domain leads.
 fn claim(setup: &Setup) -> Value {
-    setup.command(&["account", "create", "other"]).unwrap();
-    setup
-        .command(&["service", "create", "other", "api"])
-        .unwrap();
-    setup
-        .command(&["domain", "add", "other", "api", DOMAIN])
-        .unwrap()
+    setup.api().create_service("other", "api");
+    setup.add_to(["other", "api"], DOMAIN).unwrap()
 }
 
 #[test]
 fn a_cname_record_to_a_deleted_account_proves_nothing_for_its_successor() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     let alias = format!("add {DOMAIN} 1 CNAME other--api.eu1.gw.localhost");
     setup.named.update(&[&alias]);
     let first = claim(&setup);
@@ -45,7 +38,7 @@ fn a_cname_record_to_a_deleted_account_proves_nothing_for_its_successor() {
     let shown = format!("`{}. TXT {token}`", name.as_str().unwrap());
     assert!(finding.contains(&shown), "{finding}");
 
-    // The token of the deleted account counts no more, that of the new one does.
+    // The token of the deleted account proves nothing. That of the new account proves the domain.
     let check = || {
         let checked = setup.command(&["domain", "check", "other", DOMAIN]);
         checked.unwrap()["status"].clone()

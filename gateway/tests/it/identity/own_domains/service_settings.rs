@@ -2,16 +2,15 @@
 
 use serde_json::json;
 
+use super::DOMAIN;
 use super::setup::Setup;
-use super::{DOMAIN, PROGRAMS};
 use crate::support::apex::APEX;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
-use crate::support::programs::usable;
 
 /// An access token of the gateway for a service of the scene's account.
 fn token(setup: &Setup, service: &str) -> String {
-    let api = setup.prepared.api(setup.served.admin_address);
+    let api = setup.api();
     let (client_id, client_secret) = api.create_credential("demo", &[service]);
     api.await_workers();
     let body = json!({
@@ -43,12 +42,11 @@ fn ask_with(caller: &mut Caller, host: &str, token: &str) -> Response {
 
 #[test]
 fn a_token_for_the_address_of_the_service_counts_under_its_domain() {
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.serve_uploaded(DOMAIN);
-    let api = setup.prepared.api(setup.served.admin_address);
+    let api = setup.api();
     api.create_service("demo", "other");
     let [accepted, refused] = ["echo", "other"].map(|service| token(&setup, service));
     let config = setup.caller(&[b"http/1.1"]);
@@ -64,13 +62,12 @@ fn a_token_for_the_address_of_the_service_counts_under_its_domain() {
 #[test]
 fn a_service_and_its_domain_share_one_rate_limit() {
     const BURST: usize = 6;
-    if !usable(&PROGRAMS) {
+    let Some(setup) = Setup::new() else {
         return;
-    }
-    let setup = Setup::new();
+    };
     setup.serve_uploaded(DOMAIN);
     let rate = json!({ "burst": BURST, "refill_per_minute": 1 });
-    let api = setup.prepared.api(setup.served.admin_address);
+    let api = setup.api();
     api.change_service("demo", "echo", &rate);
     let config = setup.caller(&[b"http/1.1"]);
     let mut by_domain = setup.connect(&config, DOMAIN).unwrap();

@@ -11,10 +11,12 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
 
+use super::PROGRAMS;
 use crate::support::acme_front::Front;
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options as PebbleOptions, Pebble};
+use crate::support::admin_api::Api;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
@@ -22,8 +24,9 @@ use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::machine::Machine;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{
-    Running, Served, gw_agent, gw_gateway, hold, serve, serve_command,
+    Running, Served, config_text, gw_agent, gw_gateway, hold, serve, serve_command,
 };
+use crate::support::programs::usable;
 use crate::support::scene::About;
 
 /// A gateway with an agent and a backend that answers with the host of the request, a DNS server
@@ -52,11 +55,15 @@ pub(super) struct Changes {
 }
 
 impl Setup {
-    pub(super) fn new() -> Self {
+    /// `None` without the programs.
+    pub(super) fn new() -> Option<Self> {
         Self::with(Changes::default())
     }
 
-    pub(super) fn with(changes: Changes) -> Self {
+    pub(super) fn with(changes: Changes) -> Option<Self> {
+        if !usable(&PROGRAMS) || (changes.machine.is_some() && !usable(&["faketime"])) {
+            return None;
+        }
         let named = Named::start("");
         let address = free_address();
         let mut options = PebbleOptions::new(named.address);
@@ -70,9 +77,7 @@ impl Setup {
         let config = format!(
             "{}{}dns_servers = [\"{}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
              terms_accepted = true\n",
-            prepared
-                .config()
-                .replace("127.0.0.1:0\"\nadmin", &format!("{address}\"\nadmin")),
+            config_text(&prepared.path("data"), address.port()),
             listen_http.unwrap_or_default(),
             named.address,
             front.directory(),
@@ -95,7 +100,7 @@ impl Setup {
             _agent: agent,
         };
         setup.trust_authority();
-        setup
+        Some(setup)
     }
 
     /// Lets callers trust the authority from now on.
@@ -120,8 +125,7 @@ impl Setup {
 
     /// Ends the gateway, which removes the shared memory of the machine's clock.
     pub(super) fn stop(mut self) {
-        self.served.process.signal("TERM");
-        assert_eq!(self.served.process.exit_code(), Some(0));
+        self.served.process.stop();
     }
 
     /// The root of the issued certificates.
@@ -129,16 +133,18 @@ impl Setup {
         self.prepared.path("root.pem")
     }
 
+    pub(super) fn api(&self) -> Api {
+        self.prepared.api(self.served.admin_address)
+    }
+
     /// Runs `gw-gateway` against the gateway. The output, JSON, or the error.
     pub(super) fn command(&self, arguments: &[&str]) -> Result<Value, String> {
+        let url = format!("http://{}", self.served.admin_address);
         let output = gw_gateway()
             .args(arguments)
             .args(["--json", "--admin-token-file"])
             .arg(self.prepared.path("data/admin.token"))
-            .args([
-                "--admin-url",
-                &format!("http://{}", self.served.admin_address),
-            ])
+            .args(["--admin-url", &url])
             .stdin(Stdio::null())
             .output()
             .unwrap();
@@ -149,7 +155,12 @@ impl Setup {
     }
 
     pub(super) fn add(&self, domain: &str) -> Result<Value, String> {
-        self.command(&["domain", "add", "demo", "echo", domain])
+        self.add_to(["demo", "echo"], domain)
+    }
+
+    /// Adds a domain to a service of an account.
+    pub(super) fn add_to(&self, service: [&str; 2], domain: &str) -> Result<Value, String> {
+        self.command(&["domain", "add", service[0], service[1], domain])
     }
 
     /// Lets DNS lead `domain` to the scene's service, and waits for the certificate.
@@ -173,14 +184,14 @@ impl Setup {
 
     /// The domain as the API shows it.
     pub(super) fn show(&self, domain: &str) -> Value {
-        let list = self.list();
+        let list = self.list("demo");
         let found = list.into_iter().find(|item| item["name"] == domain);
         found.unwrap_or(Value::Null)
     }
 
-    /// The domains of the scene's account.
-    pub(super) fn list(&self) -> Vec<Value> {
-        let list = self.command(&["domain", "list", "demo"]).unwrap();
+    /// The domains of an account.
+    pub(super) fn list(&self, account: &str) -> Vec<Value> {
+        let list = self.command(&["domain", "list", account]).unwrap();
         let items = list.get("items").unwrap_or(&list).as_array();
         items.unwrap().clone()
     }
@@ -200,19 +211,22 @@ impl Setup {
         self.command(&["domain", "remove", "demo", domain]).unwrap();
     }
 
+    /// Uploads a certificate for `domain`.
+    pub(super) fn try_upload(
+        &self,
+        domain: &str,
+        certificate: &Path,
+        key: &Path,
+    ) -> Result<Value, String> {
+        let [certificate, key] = [certificate, key].map(|it| it.to_str().unwrap());
+        let upload = ["certificate", "upload", "demo", domain];
+        let files = ["--certificate", certificate, "--key", key];
+        self.command(&[upload, files].concat())
+    }
+
     /// Uploads a certificate for `domain`, which is the root that callers trust from then on.
     pub(super) fn upload(&self, domain: &str, files: &Pair) {
-        let [certificate, key] = [&files.certificate, &files.key].map(|it| it.to_str().unwrap());
-        let shown = self.command(&[
-            "certificate",
-            "upload",
-            "demo",
-            domain,
-            "--certificate",
-            certificate,
-            "--key",
-            key,
-        ]);
+        let shown = self.try_upload(domain, &files.certificate, &files.key);
         assert_eq!(shown.unwrap()["certificate"]["source"], "uploaded");
         fs::copy(&files.certificate, self.root()).unwrap();
     }
@@ -233,22 +247,13 @@ impl Setup {
     /// Status and body of a request, by curl, which trusts the authority.
     pub(super) fn get(&self, domain: &str) -> (String, String) {
         let port = self.served.address.port();
+        let key = format!("X-Gw-Service-Key: {}", self.prepared.service_key());
         let output = Command::new("curl")
-            .args([
-                "--silent",
-                "--show-error",
-                "--max-time",
-                "10",
-                "--write-out",
-                "\n%{http_code}",
-            ])
+            .args(["--silent", "--show-error", "--max-time", "10"])
+            .args(["--write-out", "\n%{http_code}", "--header", &key])
             .arg("--cacert")
             .arg(self.root())
             .args(["--resolve", &format!("{domain}:{port}:127.0.0.1")])
-            .args([
-                "--header",
-                &format!("X-Gw-Service-Key: {}", self.prepared.service_key()),
-            ])
             .arg(format!("https://{domain}:{port}/"))
             .output()
             .unwrap();
@@ -270,6 +275,13 @@ impl Setup {
     pub(super) fn caller(&self, alpn: &[&[u8]]) -> Arc<ClientConfig> {
         let versions = rustls::DEFAULT_VERSIONS;
         Arc::new(client_config_of(versions, &self.root(), alpn, None))
+    }
+
+    /// A caller's configuration that trusts the certificates of the region's names.
+    pub(super) fn caller_of_region(&self) -> Arc<ClientConfig> {
+        let versions = rustls::DEFAULT_VERSIONS;
+        let root = self.prepared.path("data/dev-ca.crt");
+        Arc::new(client_config_of(versions, &root, &[b"http/1.1"], None))
     }
 
     /// The status of a request for `host` on a connection.
@@ -324,11 +336,9 @@ fn host_backend() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
             let host = head.authority.to_string();
-            let length = host.len();
+            let length = format!("Content-Length: {}", host.len());
             // The response begins before the request body is received.
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
-            ));
+            peer.send(format!("HTTP/1.1 200 OK\r\n{length}\r\n\r\n"));
             if peer.body(head.framing).is_err() {
                 return;
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
 
-use super::{backup, config, names, restore, run};
+use super::{backup, backup_of_stopped, config, names, of_stopped, restore, run};
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{
@@ -33,10 +33,7 @@ impl Restoring {
     /// `prepare` makes the folder.
     fn begin_with(prepare: impl FnOnce(&Path)) -> Self {
         let prepared = Prepared::new();
-        let file = prepared.path("backup.tar.zst");
-        let source = config(&prepared, "data");
-        let (code, _, message) = run(&mut backup(&["--config", source.to_str().unwrap()], &file));
-        assert_eq!(code, 0, "{message}");
+        let file = backup_of_stopped(&prepared);
         let target = config(&prepared, "target");
         prepare(&prepared.path("target"));
         let mut command = gw_gateway();
@@ -96,15 +93,22 @@ fn no_gateway_starts_during_a_restore() {
         "{message}"
     );
     assert_eq!(names(&folder), ["restore.partial"]);
-    let (code, _, message) = restore(&target, &restoring.prepared.path("backup.tar.zst"));
+    let (code, message, prepared) = restoring.finish();
+    assert_eq!(code, Some(0), "{message}");
+    prepared.serve_with(&config_text(&folder, 0));
+}
+
+#[test]
+fn no_other_restore_into_the_folder_runs_during_a_restore() {
+    let restoring = Restoring::begin();
+    let file = restoring.prepared.path("backup.tar.zst");
+    let (code, _, message) = restore(&restoring.target, &file);
     assert!(
         code == 1 && message.contains("another restore into this folder is running"),
         "{message}"
     );
-
-    let (code, message, prepared) = restoring.finish();
+    let (code, message, _prepared) = restoring.finish();
     assert_eq!(code, Some(0), "{message}");
-    prepared.serve_with(&config_text(&folder, 0));
 }
 
 #[test]
@@ -129,15 +133,14 @@ fn files_of_a_gateway_that_started_before_a_restore_are_kept() {
 #[test]
 fn a_restore_after_one_that_was_killed_begins_again() {
     let restoring = Restoring::begin();
-    fs::write(
-        restoring.folder().join("restore.partial/agent-ca.key"),
-        "half a file",
-    )
-    .unwrap();
-    let target = restoring.target.clone();
     let folder = restoring.folder();
+    let file = folder.join("restore.partial/agent-ca.key");
+    fs::write(file, "half a file").unwrap();
     let Restoring {
-        prepared, process, ..
+        prepared,
+        target,
+        process,
+        ..
     } = restoring;
     drop(Running::new(process));
     assert_eq!(names(&folder), ["restore.partial"]);
@@ -178,9 +181,14 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
             .iter()
             .all(|name| fs::metadata(folder.join(name)).unwrap().uid() == OWNER)
     );
+}
 
-    // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the
-    // owner cannot go.
+/// The owner of a data folder can replace the folder of unchecked files.
+#[test]
+fn a_link_in_a_folder_that_root_restores_leads_only_where_its_owner_can_go() {
+    if !programs::is_root() {
+        return;
+    }
     let restoring = Restoring::begin_with(owned_folder);
     let folder = restoring.folder();
     let secret = restoring.prepared.path("of-root");
@@ -206,23 +214,31 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     }
     let (code, message, prepared) = Restoring::begin_with(owned_folder).finish();
     assert_eq!(code, Some(0), "{message}");
-    let target = config(&prepared, "target");
-    let connection = ["--config", target.to_str().unwrap()];
     // A folder that the owner cannot write.
     let file = prepared.path("of-root.tar.zst");
-    let (code, _, message) = run(&mut backup(&connection, &file));
+    let target = config(&prepared, "target");
+    let (code, _, message) = run(&mut backup(&of_stopped(&target), &file));
     assert_eq!(code, 0, "{message}");
     assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
+}
 
-    // The owner puts a link to a file of root in place of the token, which is sent to the gateway
-    // of the owner.
+/// The token is sent to the gateway of the owner of the data folder.
+#[test]
+fn a_link_in_place_of_the_token_shows_root_no_other_file() {
+    if !programs::is_root() {
+        return;
+    }
+    let (code, message, prepared) = Restoring::begin_with(owned_folder).finish();
+    assert_eq!(code, Some(0), "{message}");
     let token = prepared.path("target/admin.token");
     let secret = prepared.path("of-root");
     fs::write(&secret, "secret-of-root\n").unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     fs::remove_file(&token).unwrap();
     symlink(&secret, &token).unwrap();
-    let (code, _, message) = run(&mut backup(&connection, &prepared.path("other.tar.zst")));
+    let target = config(&prepared, "target");
+    let file = prepared.path("other.tar.zst");
+    let (code, _, message) = run(&mut backup(&of_stopped(&target), &file));
     assert!(
         code == 2 && message.contains("admin.token: Permission denied"),
         "{message}"
@@ -234,9 +250,8 @@ fn a_signal_ends_a_restore_and_leaves_nothing() {
     for signal in ["INT", "TERM", "HUP"] {
         let mut restoring = Restoring::begin();
         let mut input = restoring.process.stdin.take().unwrap();
-        input
-            .write_all(&restoring.archive[..restoring.archive.len() / 2])
-            .unwrap();
+        let half = restoring.archive.len() / 2;
+        input.write_all(&restoring.archive[..half]).unwrap();
         assert!(send_signal(restoring.process.id(), signal));
         let output = restoring.process.wait_with_output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

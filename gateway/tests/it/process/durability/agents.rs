@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::Api;
 use super::power_cuts::{is_full_run, loss_of};
 use crate::support::agents::in_process;
 use crate::support::lossy_disk::LossyDisk;
@@ -48,13 +47,8 @@ fn an_enrollment_survives_a_power_cut_at_any_moment() {
     };
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let api = Api::new(served.admin_address, &prepared.path("data"));
-    let token = || {
-        let new = json!({ "services": ["echo"] });
-        let (status, token) = api.post("/accounts/demo/enrollment-tokens", &new).unwrap();
-        assert_eq!(status, 201, "{token}");
-        token["token"].as_str().unwrap().to_owned()
-    };
+    let api = prepared.api(served.admin_address);
+    let token = || api.create_enrollment_token("demo", &["echo"]);
     let cuts = if is_full_run() { 30 } else { 6 };
     for cut in 0..cuts {
         let is_killed = cut % 3 == 2;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::Api;
+use super::api;
 use super::power_cuts::loss_of;
 use crate::support::lossy_disk::LossyDisk;
 use crate::support::processes::prepared::Prepared;
@@ -35,13 +35,11 @@ fn a_backup_and_a_restored_gateway_survive_a_power_cut() {
         let config = config_text(&data_dir, 0);
         std::fs::write(prepared.path("restored.toml"), &config).unwrap();
         let mut restore = gw_gateway();
-        restore
-            .args(["restore", "--config"])
-            .arg(prepared.path("restored.toml"));
-        succeed(restore.arg(&file));
+        restore.args(["restore", "--config"]);
+        succeed(restore.arg(prepared.path("restored.toml")).arg(&file));
         disk.cut_power(loss_of(cut));
         let served = prepared.serve_with(&config);
-        let api = Api::new(served.admin_address, &data_dir);
+        let api = api(served.admin_address, &data_dir);
         assert_eq!(api.list("/accounts/demo/services").len(), 1);
     }
 }

@@ -141,12 +141,11 @@ impl World {
         });
         let body = body.to_string();
         let mut caller = connect_to(&self.nodes[0], APEX, &[b"http/1.1"], None);
-        caller.send(format!(
+        let response = caller.ask(format!(
             "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         ));
-        let response = caller.response();
         assert_eq!(response.status, 200, "{}", response.json());
         let token = response.json()["access_token"].as_str().unwrap().to_owned();
         let id = created["client_id"].as_str().unwrap();
@@ -374,8 +373,7 @@ fn start(prepared: &Prepared) -> (process::Served, process::Running, World) {
 }
 
 fn stop(served: &mut process::Served) {
-    served.process.signal("TERM");
-    assert_eq!(served.process.exit_code(), Some(0));
+    served.process.stop();
 }
 
 #[test]

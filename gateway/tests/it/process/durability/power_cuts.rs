@@ -7,9 +7,9 @@ use std::thread;
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::{Api, GATEWAYS, kill_at, kills};
+use super::{GATEWAYS, api, kill_at, kills};
 use crate::support::lossy_disk::{Loss, LossyDisk};
-use crate::support::processes::process::{Served, config_text, serve, serve_command};
+use crate::support::processes::process::{config_text, serve, serve_command};
 
 #[test]
 fn acknowledged_changes_survive_power_cuts() {
@@ -86,25 +86,24 @@ fn keeps_changes(mut disk: LossyDisk) -> bool {
     let config = directory.path().join("gateway.toml");
     let data_dir = disk.path().join("data");
     fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let services = |served: &Served| {
-        let api = Api::new(served.admin_address, &data_dir);
-        let (status, _) = api.post("/accounts", &json!({ "id": "acme" })).unwrap();
-        (status, api.list("/accounts/acme/services").len(), api)
-    };
+    let token = || fs::read_to_string(data_dir.join("admin.token")).unwrap();
+    let account = json!({ "id": "acme" });
     let served = serve(&mut serve_command(&config));
-    let (_, _, api) = services(&served);
-    let token = api.token.clone();
+    let token_before = token();
+    let before = api(served.admin_address, &data_dir);
+    before.post("/accounts", &account);
     for number in 0..5 {
         let service = json!({ "id": format!("s{number}") });
-        let (status, _) = api.post("/accounts/acme/services", &service).unwrap();
-        assert_eq!(status, 201);
+        before.post("/accounts/acme/services", &service);
     }
     served.process.signal("KILL");
     drop(served);
     disk.cut_power(Loss::All);
     let served = serve(&mut serve_command(&config));
-    let (status, services, api) = services(&served);
-    status == 200 && services == 5 && api.token == token
+    let api = api(served.admin_address, &data_dir);
+    let status = api.ask("POST", "/accounts", &account).status;
+    let services = api.list("/accounts/acme/services").len();
+    status == 200 && services == 5 && token() == token_before
 }
 
 #[test]

@@ -8,11 +8,11 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 
 use super::power_cuts::{check_databases, is_full_run, loss_of};
-use super::{Api, GATEWAYS};
+use super::{GATEWAYS, list};
 use crate::support::lossy_disk::{Loss, LossyDisk};
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
-use crate::support::{SOON, eventually};
+use crate::support::{SOON, eventually, request_log};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Requests of a round.
@@ -36,8 +36,7 @@ enum End {
 fn relay(prepared: &Prepared, address: SocketAddr) -> Vec<String> {
     let mut caller = prepared.connect(address);
     let ids = (0..REQUESTS).map(|_| {
-        caller.send(prepared.get("/"));
-        let response = caller.response();
+        let response = caller.ask(prepared.get("/"));
         assert_eq!(response.status, 200);
         response.header("x-gw-request-id").to_owned()
     });
@@ -58,17 +57,12 @@ fn cut_after(end: End, losses: impl Iterator<Item = Loss>) {
     for loss in losses {
         let (mut served, agent) = prepared.start(&backend);
         let relayed = relay(&prepared, served.address);
-        let api = Api::new(served.admin_address, &data_dir);
-        eventually("the requests are in the log", || {
-            let last = relayed.last().unwrap();
-            let found = api.get(&format!("/requests/{last}"));
-            (found["id"] == **last).then_some(())
-        });
+        let api = prepared.api(served.admin_address);
+        request_log::record(&api, relayed.last().unwrap());
         drop(agent);
         match end {
             End::Stop => {
-                served.process.signal("TERM");
-                assert_eq!(served.process.exit_code(), Some(0));
+                served.process.stop();
             }
             End::Kill => {}
             End::KillTwice => {
@@ -92,13 +86,13 @@ fn cut_after(end: End, losses: impl Iterator<Item = Loss>) {
         }
 
         let served = prepared.serve_with(&prepared.config());
-        let api = Api::new(served.admin_address, &data_dir);
+        let api = prepared.api(served.admin_address);
         for id in &durable {
-            let found = api.get(&format!("/requests/{id}"));
+            let found = api.get(&format!("/requests/{id}")).body;
             assert_eq!(found["id"], **id, "{found}");
         }
         // What was not durable may be there, and it can be read.
-        api.list("/requests");
+        list(&api, "/requests");
         // Those that waited for a tunnel are counted, too. A kill loses up to ten seconds.
         let counted = stored_usage(&data_dir) as usize;
         assert!(
@@ -168,7 +162,6 @@ fn a_revoked_key_stays_refused_after_a_power_cut() {
     disk.cut_power(Loss::All);
     let served = prepared.serve_with(&prepared.config());
     let mut caller = prepared.connect(served.address);
-    caller.send(prepared.get("/"));
-    let response = caller.response();
+    let response = caller.ask(prepared.get("/"));
     assert_eq!(response.code(), "GW_SERVICE_KEY_INVALID");
 }

@@ -82,6 +82,14 @@ pub(crate) fn enroll(scene: &Scene) -> Enrolled {
     }
 }
 
+/// A scene with its agent, and a tunnel of an agent that the test controls.
+pub(crate) fn scene_with_tunnel() -> (Scene, Enrolled, Tunnel) {
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let tunnel = enrolled.tunnel(&scene);
+    (scene, enrolled, tunnel)
+}
+
 impl Enrolled {
     /// A TLS connection that has presented the certificate and sent no request.
     pub(crate) fn connection(&self, scene: &Scene) -> Peer<Tls> {
@@ -99,8 +107,13 @@ impl Enrolled {
 
     /// A tunnel that the gateway has registered.
     pub(crate) fn tunnel(&self, scene: &Scene) -> Tunnel {
+        self.tunnel_with(scene, STREAMS)
+    }
+
+    /// As [`Self::tunnel`], with this number of streams in the HELLO.
+    pub(crate) fn tunnel_with(&self, scene: &Scene, streams: u32) -> Tunnel {
         let mut tunnel = self.upgraded(scene);
-        tunnel.0.send(hello(STREAMS));
+        tunnel.0.send(hello(streams));
         crate::support::eventually("the tunnel is registered", || self.report(scene));
         tunnel
     }

@@ -10,6 +10,7 @@ use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
 use super::modified_agent::{Frame, Tunnel};
 use super::tunnel_frames::{self, begun, credit, data, frame, last_data, message};
 use crate::support::peers::backend;
+use crate::support::scene::Scene;
 
 /// A request that reached an agent of the test.
 #[derive(Debug, Clone)]
@@ -40,6 +41,19 @@ impl Scripted {
             sender,
             count: Arc::default(),
         }
+    }
+
+    /// Agents of a scene with a tunnel each, which all answer as `act` says.
+    pub(crate) fn of(
+        scene: &Scene,
+        names: &[&str],
+        act: impl Fn(&mut Tunnel, &Attempt) -> bool + Clone + Send + 'static,
+    ) -> Self {
+        let scripted = Self::new();
+        for (number, name) in names.iter().enumerate() {
+            scripted.serve(number, scene.tunnel(name), act.clone());
+        }
+        scripted
     }
 
     /// Serves a tunnel until it ends, or until `act` returns false.

@@ -18,7 +18,11 @@ pub(crate) struct Agent<'a> {
     pub(crate) gateway: &'a Served,
 }
 
-impl Agent<'_> {
+impl<'a> Agent<'a> {
+    pub(crate) fn of(prepared: &'a Prepared, gateway: &'a Served) -> Self {
+        Self { prepared, gateway }
+    }
+
     pub(crate) fn configure(&self, text: &str) -> PathBuf {
         let path = self.prepared.path("agent.toml");
         fs::write(&path, text).unwrap();

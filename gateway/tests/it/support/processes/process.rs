@@ -51,6 +51,13 @@ impl Running {
         assert!(send_signal(self.0.id(), signal));
     }
 
+    /// Ends the process with SIGTERM. It must succeed.
+    #[track_caller]
+    pub(crate) fn stop(&mut self) {
+        self.signal("TERM");
+        assert_eq!(self.exit_code(), Some(0));
+    }
+
     /// Resident memory of the process, in bytes.
     pub(crate) fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();

@@ -20,7 +20,8 @@ const OTHER: &str = "shop.rival.test";
 const OTHER_HOST: &str = "rival--api.eu1.gw.localhost";
 /// Handshakes at once.
 const FLOOD: u32 = 150;
-/// Time of a worker that the handshakes of one account's domains take at once, and then a quarter.
+/// Time of a worker that handshakes for the domains of one account may take at once. After that they
+/// get a quarter of its time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A certificate for `domain` and its key, PEM.
@@ -113,7 +114,7 @@ fn cost(key: &KeyPair) -> Duration {
     let signer = key
         .choose_scheme(&[SignatureScheme::RSA_PSS_SHA256])
         .unwrap();
-    // Other threads may run meanwhile.
+    // The time of the thread, because others may run meanwhile.
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -167,7 +168,7 @@ fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_oth
         for (stream, hello) in &mut flood {
             stream.write_all(hello).unwrap();
         }
-        // They come last, and do not wait for the flood.
+        // These two requests come last, and do not wait for the flood.
         assert_eq!(refusal(&scene, OTHER), CertificateError::UnknownIssuer);
         let mut caller = scene.connect();
         caller.send(scene.get("/"));
@@ -182,7 +183,7 @@ fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_oth
     let (answered, took) = shown.expect("all of the flood went first");
     let answered = u32::try_from(answered).unwrap();
     let all = cost_before.min(cost(&expensive)) * answered.saturating_sub(1);
-    // A third: the cost varies with what else the processor does.
+    // The bound is a third of the worker, because the cost of a handshake varies.
     assert!(
         answered > 1 && took >= 3 * all.saturating_sub(AT_ONCE),
         "{answered} in {took:?}: {all:?}"
