@@ -197,7 +197,8 @@ fn doctor_examines_the_listener() {
     assert!(listener.ends_with(answers), "{listener}");
     let names = &found.of("admin certificate: names").found;
     assert_eq!(names, "valid for gw-admin.example.com, 127.0.0.1");
-    found.assert_complaints(&[("certificate", "warning")]);
+    let chain = ("admin certificate: chain", "warning");
+    found.assert_complaints(&[("certificate", "warning"), chain]);
 }
 
 #[test]

@@ -159,10 +159,8 @@ fn streams_beyond_the_number_in_hello_are_refused() {
     let mut tunnel = enrolled.tunnel_with(&scene, 1);
     let (mut first, stream) = enrolled.send_get(&scene, &mut tunnel);
     let mut second = enrolled.caller(&scene);
-    assert_eq!(
-        second.ask(enrolled.get()).code(),
-        "GW_AGENT_CONCURRENCY_LIMIT"
-    );
+    let refused = second.ask(enrolled.get());
+    assert_eq!(refused.code(), "GW_AGENT_CONCURRENCY_LIMIT");
     tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(first.response().body, b"ok");
     second.send(enrolled.get());
@@ -185,11 +183,8 @@ fn a_reset_that_is_never_answered_occupies_its_stream_only() {
         let stream = tunnel.request();
         assert_ne!(stream.slot(), silent.slot());
         // With the stream of this request, both streams of the tunnel are in use.
-        let mut other = enrolled.caller(&scene);
-        assert_eq!(
-            other.ask(enrolled.get()).code(),
-            "GW_AGENT_CONCURRENCY_LIMIT"
-        );
+        let refused = enrolled.caller(&scene).ask(enrolled.get());
+        assert_eq!(refused.code(), "GW_AGENT_CONCURRENCY_LIMIT");
         tunnel.0.send(ok(stream, b"ok"));
         assert_eq!(caller.response().body, b"ok");
     }
@@ -294,7 +289,7 @@ fn data_beyond_the_credit_ends_the_tunnel() {
     tunnel.sent_until_cut(&piece, 10_000);
     assert!(reading.join().unwrap());
     is_served(&scene);
-    // What arrived within the credit is relayed, and the body is never complete.
+    // Data within the credit is relayed, and the body is never complete.
     caller.body(gw_shared::http::Framing::Chunked).unwrap_err();
 }
 

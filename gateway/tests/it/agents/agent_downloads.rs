@@ -33,18 +33,14 @@ impl Setup {
         let programs = folder.path().join("programs");
         fs::create_dir(&programs).unwrap();
         let content = vec![7; PROGRAM];
-        let signed = SignedProgram::sign(
-            Version::own(),
-            TARGET,
-            &content,
-            &Ed25519KeyPair::generate().unwrap(),
-        );
+        let key = Ed25519KeyPair::generate().unwrap();
+        let signed = SignedProgram::sign(Version::own(), TARGET, &content, &key);
         let program = programs.join(format!("gw-agent-{TARGET}"));
         let description = serde_json::to_vec(&signed).unwrap();
         fs::write(program.with_extension("json"), description).unwrap();
         fs::write(program, content).unwrap();
-        let config =
-            config_text(&folder.path().join("data"), 0).replace("workers = 2", "workers = 1");
+        let config = config_text(&folder.path().join("data"), 0);
+        let config = config.replace("workers = 2", "workers = 1");
         let programs = format!("agent_programs = \"{}\"\n", programs.display());
         Self {
             folder,
@@ -108,7 +104,7 @@ fn an_agent_has_one_download() {
     let mut first = setup.ask("acme", &agent);
     assert_eq!(first.response_head(&Method::GET).unwrap().status, 200);
     assert!(setup.gets_program("acme", &agent));
-    // What was on its way when the second one began, and then the end.
+    // The first download ends after the bytes that were on their way.
     let mut received = 0;
     while let Ok(count @ 1..) = std::io::Read::read(&mut first.stream, &mut [0; 64 * 1024]) {
         received += count;

@@ -51,11 +51,8 @@ fn start(command: &mut Command) -> (Running, String) {
 }
 
 fn call(scene: &Scene, key: &str) -> Response {
-    let mut caller = connect_to(&scene.about, HOST, &[b"http/1.1"], None);
-    caller.send(format!(
-        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-    ));
-    caller.response()
+    let request = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+    connect_to(&scene.about, HOST, &[b"http/1.1"], None).ask(request)
 }
 
 /// Development servers often listen on one of the two addresses of `localhost` only.
@@ -212,7 +209,7 @@ fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It stays open, as on a terminal.
+    // Standard input stays open, as on a terminal.
     let mut input = child.stdin.take().unwrap();
     writeln!(input, "{token}").unwrap();
     let mut line = String::new();

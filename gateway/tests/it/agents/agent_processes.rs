@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::support::agents::supervised_agent::{Agent, configuration, only_worker};
 use crate::support::eventually;
 use crate::support::peers::backend;
+use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, children, has_ended, send_signal};
@@ -30,6 +31,14 @@ fn backend_with(status: u16) -> String {
     })
 }
 
+/// A request that the backend holds.
+fn held_request(it: &Agent<'_>, held: &HeldBackend) -> Caller {
+    let mut caller = it.prepared.connect(it.gateway.address);
+    caller.send(it.prepared.get("/held"));
+    held.wait_for_held();
+    caller
+}
+
 #[test]
 fn a_reload_uses_the_new_configuration_without_a_failed_request() {
     let prepared = Prepared::new();
@@ -41,9 +50,7 @@ fn a_reload_uses_the_new_configuration_without_a_failed_request() {
     };
     let mut agent = it.start(&it.configure(&configuration(&held.url)));
     let first = only_worker(agent.id());
-    let mut caller = prepared.connect(gateway.address);
-    caller.send(prepared.get("/held"));
-    held.wait_for_held();
+    let mut caller = held_request(&it, &held);
 
     it.while_calling(|| {
         it.configure(&configuration(&backend_with(203)));
@@ -90,12 +97,10 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
     let config = it.configure(&configuration(&held.url));
     let mut before = it.start(&config);
     let worker = only_worker(before.id());
-    let mut caller = prepared.connect(gateway.address);
-    caller.send(prepared.get("/held"));
-    held.wait_for_held();
+    let mut caller = held_request(&it, &held);
 
     let mut after = it.while_calling(|| {
-        // What the unit of systemd does for a restart.
+        // The unit of systemd restarts an agent like this.
         before.signal("USR1");
         assert_eq!(before.exit_code(), Some(0));
         let after = Running::new(it.command(&config).spawn().unwrap());
@@ -105,10 +110,7 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
         });
         after
     });
-    assert!(
-        Path::new(&format!("/proc/{worker}")).exists(),
-        "the first worker has a request"
-    );
+    assert!(!has_ended(worker), "the first worker has a request");
     held.release();
     assert_eq!(caller.response().status, 200);
     eventually("the first worker ends", || has_ended(worker).then_some(()));
@@ -127,9 +129,7 @@ fn a_second_signal_ends_the_worker_with_its_requests() {
     };
     let mut agent = it.start(&it.configure(&configuration(&held.url)));
     let worker = only_worker(agent.id());
-    let mut caller = prepared.connect(gateway.address);
-    caller.send(prepared.get("/held"));
-    held.wait_for_held();
+    let mut caller = held_request(&it, &held);
     agent.signal("TERM");
     it.wait_for_log("a second signal aborts them");
     agent.signal("TERM");
@@ -150,9 +150,7 @@ fn a_worker_ends_with_its_requests_when_the_supervisor_is_killed() {
     let config = it.configure(&configuration(&held.url));
     let agent = it.start(&config);
     let worker = only_worker(agent.id());
-    let mut caller = prepared.connect(gateway.address);
-    caller.send(prepared.get("/held"));
-    held.wait_for_held();
+    let mut caller = held_request(&it, &held);
     agent.signal("KILL");
     drop(agent);
     // The state folder is free at once.

@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::mpsc::{self, Receiver};
 use std::{fs, thread};
 
@@ -41,16 +41,15 @@ fn token(scene: &Scene) -> String {
     scene.api().create_enrollment_token("demo", &["proxied"])
 }
 
-/// `gw-agent enroll` at the demo.
-fn enroll_command(scene: &Scene, state: &Path) -> Command {
-    let mut command = agent("enroll", state);
-    let url = format!("https://eu1.gw.localhost:{}", scene.port());
-    command
-        .args(["--gateway", &url])
-        .arg("--ca-file")
-        .arg(&scene.about.ca_file);
-    command.env("GW_ENROLLMENT_TOKEN", token(scene));
-    command
+/// Runs `gw-agent enroll` through a proxy.
+fn enroll_through(scene: &Scene, state: &Path, proxy: SocketAddr) -> Output {
+    agent("enroll", state)
+        .args(["--gateway", &scene.about.base_url, "--ca-file"])
+        .arg(&scene.about.ca_file)
+        .env("GW_ENROLLMENT_TOKEN", token(scene))
+        .env("GW_PROXY", format!("http://{proxy}"))
+        .output()
+        .unwrap()
 }
 
 /// A command of the agent's program, without the proxy variables of this machine.
@@ -71,15 +70,10 @@ fn run_command(state: &Path) -> Command {
 
 /// Waits until a request of the service is answered by its backend.
 fn wait_for_answer(scene: &Scene, key: &str) {
+    let request = format!("GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
     eventually("requests are answered", || {
-        let mut caller = connect_to(&scene.about, SERVICE, &[b"http/1.1"], None);
-        (caller
-            .ask(format!(
-                "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-            ))
-            .status
-            == 200)
-            .then_some(())
+        let response = connect_to(&scene.about, SERVICE, &[b"http/1.1"], None).ask(&request);
+        (response.status == 200).then_some(())
     });
 }
 
@@ -145,11 +139,11 @@ fn doctor_looks_at_the_proxy(proxy: SocketAddr, url: &str, state: &Path) {
 }
 
 #[test]
-fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
+fn a_refused_password_of_a_proxy_is_named_in_the_log() {
     if !programs::usable(&["tinyproxy"]) {
         return;
     }
-    let (scene, key) = gateway();
+    let (scene, _) = gateway();
     let proxy = Tinyproxy::start(Some(("agent", "right")));
     let folder = tempfile::tempdir().unwrap();
     enroll(&scene, folder.path(), None);
@@ -158,27 +152,29 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
         ("", "requires a user and password"),
         ("agent:hunter2@", "does not accept the user and password"),
     ] {
-        let (_agent, log) = start_logged(
-            run_command(folder.path())
-                .env("GW_PROXY", format!("http://{userinfo}{}", proxy.address)),
-        );
+        let url = format!("http://{userinfo}{}", proxy.address);
+        let (_agent, log) = start_logged(run_command(folder.path()).env("GW_PROXY", url));
         let line = log.line_with(&format!("{at} {expected}"));
         assert!(
             line.contains("GW_PROXY") && !line.contains("hunter2"),
             "{line}"
         );
     }
+}
+
+#[test]
+fn an_unreachable_proxy_is_named_in_the_log_and_not_used_for_hosts_in_no_proxy() {
+    let (scene, key) = gateway();
+    let folder = tempfile::tempdir().unwrap();
+    enroll(&scene, folder.path(), None);
     let (_refusing, refusing) = backend::refusing();
-    let through_nothing = || {
-        let mut command = run_command(folder.path());
-        command.env("GW_PROXY", format!("http://{refusing}"));
-        command
-    };
-    let (agent, log) = start_logged(&mut through_nothing());
+    let mut through_nothing = run_command(folder.path());
+    through_nothing.env("GW_PROXY", format!("http://{refusing}"));
+    let (agent, log) = start_logged(&mut through_nothing);
     log.line_with(&format!("the proxy at {refusing} cannot be reached"));
     drop(agent);
-    // The same proxy is not used for a host in NO_PROXY.
-    let (_agent, _log) = start_logged(through_nothing().env("NO_PROXY", "example.com,127.0.0.0/8"));
+    through_nothing.env("NO_PROXY", "example.com,127.0.0.0/8");
+    let (_agent, _log) = start_logged(&mut through_nothing);
     wait_for_answer(&scene, &key);
 }
 
@@ -198,11 +194,9 @@ fn proxy_to(gateway: SocketAddr) -> (SocketAddr, Receiver<String>) {
                 .unwrap();
             let server = TcpStream::connect(gateway).unwrap();
             let from_client = client.try_clone().unwrap();
-            let to_client = client;
             let from_server = server.try_clone().unwrap();
-            let to_server = server;
-            thread::spawn(move || carry(from_client, to_server));
-            thread::spawn(move || carry(from_server, to_client));
+            thread::spawn(move || carry(from_client, server));
+            thread::spawn(move || carry(from_server, client));
         }
     });
     (address, targets)
@@ -227,14 +221,11 @@ fn head_of(client: &mut TcpStream) -> String {
 }
 
 #[test]
-fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
+fn the_proxy_resolves_the_gateway() {
     let (scene, key) = gateway();
     let (proxy, targets) = proxy_to(scene.address());
     let folder = tempfile::tempdir().unwrap();
-    let enrolled = enroll_command(&scene, folder.path())
-        .env("GW_PROXY", format!("http://{proxy}"))
-        .output()
-        .unwrap();
+    let enrolled = enroll_through(&scene, folder.path(), proxy);
     assert!(enrolled.status.success(), "{enrolled:?}");
     let port = scene.port();
     assert_eq!(
@@ -247,22 +238,21 @@ fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
     let mut about: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     about["gateway_host"] = "gateway.test".into();
     fs::write(&path, about.to_string()).unwrap();
-    let (agent, _log) =
-        start_logged(run_command(folder.path()).env("HTTPS_PROXY", format!("http://{proxy}")));
+    let mut run = run_command(folder.path());
+    let (_agent, _log) = start_logged(run.env("HTTPS_PROXY", format!("http://{proxy}")));
     wait_for_answer(&scene, &key);
-    assert!(
-        targets
-            .try_iter()
-            .any(|target| target == format!("gateway.test:{port}"))
-    );
-    drop(agent);
+    let expected = format!("gateway.test:{port}");
+    assert!(targets.try_iter().any(|target| target == expected));
+}
 
+#[test]
+fn certificates_are_checked_behind_a_proxy() {
+    let (scene, _) = gateway();
     let (other_gateway, _) = gateway();
     let (elsewhere, _) = proxy_to(other_gateway.address());
-    let refused = enroll_command(&scene, &folder.path().join("other"))
-        .env("GW_PROXY", format!("http://{elsewhere}"))
-        .output();
-    let refused = String::from_utf8(refused.unwrap().stderr).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let refused = enroll_through(&scene, folder.path(), elsewhere);
+    let refused = String::from_utf8(refused.stderr).unwrap();
     assert!(
         refused.contains("not trusted") && refused.contains("--ca-file"),
         "{refused}"
@@ -293,19 +283,14 @@ fn peers_that_are_no_proxies_are_errors_that_name_them() {
             client.write_all(b"X-More: of the same\r\n")?;
         }
     };
+    let saying = |text: &'static str| peer(move |client| client.write_all(text.as_bytes()));
     for (address, expected) in [
         (peer(endless), "larger than 8192 bytes"),
+        (saying("SSH-2.0-OpenSSH_9.2p1\r\n\r\n"), "valid HTTP"),
+        (saying(""), "closed the connection"),
+        (saying("HTTP/1.1 200 OK\r\n\r\n<html>"), "sent bytes before"),
         (
-            peer(|client| client.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")),
-            "valid HTTP",
-        ),
-        (peer(|_| Ok(())), "closed the connection"),
-        (
-            peer(|client| client.write_all(b"HTTP/1.1 200 OK\r\n\r\n<html>")),
-            "sent bytes before",
-        ),
-        (
-            peer(|client| client.write_all(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")),
+            saying("HTTP/1.1 502 Bad Gateway\r\n\r\n"),
             "502 Bad Gateway",
         ),
         // Accepts and never answers; the head of the next connection is not read either.
@@ -315,10 +300,7 @@ fn peers_that_are_no_proxies_are_errors_that_name_them() {
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let output = enroll_command(&scene, folder.path())
-            .env("GW_PROXY", format!("http://{address}"))
-            .output()
-            .unwrap();
+        let output = enroll_through(&scene, folder.path(), address);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
         assert!(

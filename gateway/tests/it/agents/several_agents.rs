@@ -1,5 +1,5 @@
-//! Several agents of one service, with backends that fail: callers at every distance from the owner
-//! notice nothing.
+//! Several agents of one service, with backends that fail: no request fails, at the owner of the
+//! service and at other nodes.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,6 +10,7 @@ use std::thread;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use socket2::{Domain, Socket, Type};
 
 use crate::support::admin_api::Tunnel;
 use crate::support::agents::scripted::Recording;
@@ -146,10 +147,11 @@ fn call_all(gateways: &[About], callers: usize, backend: &Recording) {
     assert!(counts.values().all(|count| *count == 1), "{counts:?}");
 }
 
-/// A backend that fails before a byte of a request is sent to it, and what keeps it so.
+/// Backends that fail before a byte of a request is sent to them, each with a value that keeps it
+/// failing until it is dropped.
 fn sick_backends() -> Vec<(&'static str, String, Box<dyn std::any::Any>)> {
     let (socket, refusing) = backend::refusing();
-    // It ends each connection when it has the first bytes of the TLS handshake.
+    // A backend that ends each connection at the first byte of the TLS handshake.
     let no_tls = backend::start(|mut peer| drop(peer.bytes(1))).replace("http://", "https://");
     let (unanswering, held) = unanswering();
     vec![
@@ -163,15 +165,13 @@ fn sick_backends() -> Vec<(&'static str, String, Box<dyn std::any::Any>)> {
 fn unanswering() -> (String, Box<dyn std::any::Any>) {
     let (listener, address) = backend::refusing();
     listener.listen(0).unwrap();
-    let queued: Vec<_> = (0..4)
-        .map(|_| {
-            let socket =
-                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-            socket.set_nonblocking(true).unwrap();
-            let _ = socket.connect(&address.into());
-            socket
-        })
-        .collect();
+    let queue = |_| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let _ = socket.connect(&address.into());
+        socket
+    };
+    let queued: Vec<Socket> = (0..4).map(queue).collect();
     (format!("http://{address}"), Box::new((listener, queued)))
 }
 
@@ -267,21 +267,20 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
         });
     }
     scene.wait_until_idle();
-    let mut callers: Vec<_> = (0..17)
-        .map(|_| {
-            let mut caller = scene.connect();
-            caller.send(scene.get("/held"));
-            held.wait_for_held();
-            caller
-        })
-        .collect();
+    let hold = |_| {
+        let mut caller = scene.connect();
+        caller.send(scene.get("/held"));
+        held.wait_for_held();
+        caller
+    };
+    let mut callers: Vec<_> = (0..17).map(hold).collect();
     let mut refused = scene.connect();
     assert_eq!(
         refused.ask(scene.get("/")).code(),
         "GW_AGENT_CONCURRENCY_LIMIT"
     );
     held.release();
-    // One of the held requests has ended, whichever.
+    // Any one of the held requests has ended.
     eventually("a slot is free", || {
         (refused.ask(scene.get("/")).status == 200).then_some(())
     });

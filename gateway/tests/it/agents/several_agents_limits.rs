@@ -158,8 +158,8 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     );
     assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
 
-    // What one agent refuses goes to the other one if a copy was kept. The latest have none, and
-    // free memory for the earlier.
+    // A refused request goes to the other agent if a copy of its body was kept. The latest have no
+    // copy, and free memory for the earlier ones.
     let (repeated, tried_once) = refuse_all(&gateway, &mut callers, &mut one, &mut two);
     assert!(
         repeated >= 10 && tried_once >= 10,

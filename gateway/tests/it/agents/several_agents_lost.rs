@@ -74,7 +74,7 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     for _ in 0..20 {
         assert_eq!(scene.connect().ask(scene.get("/")).body, b"two");
     }
-    // The agent answers again: what cannot be sent twice has stayed with it.
+    // The agent answers again: the POST, which cannot be sent twice, has stayed with it.
     let answer = [ping(), uploaded(of_post, 1), ok(of_post, b"one")];
     one.0.send(answer.concat());
     assert_eq!(post.response().body, b"one");

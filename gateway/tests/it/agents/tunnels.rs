@@ -160,10 +160,8 @@ fn stalled_downloads_do_not_delay_other_requests() {
     let stalled: Vec<_> = (0..8).map(|_| downloading(&scene, 64 * 1024)).collect();
     let mut caller = scene.connect();
     for number in 0..200 {
-        assert_eq!(
-            caller.ask(scene.get(&format!("/{number}"))).json()["target"],
-            format!("/{number}")
-        );
+        let target = format!("/{number}");
+        assert_eq!(caller.ask(scene.get(&target)).json()["target"], target);
     }
     drop(stalled);
     scene.wait_until_slots_are_free();

@@ -99,7 +99,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
     assert_eq!(outcome(&poll(&waiting[1])), "200 ");
 }
 
-/// An enrollment token for so many agents, which have to wait for an administrator.
+/// An enrollment token for this number of agents, which wait for the approval of an administrator.
 fn manual_token(scene: &Scene, uses: u32) -> String {
     let new = json!({ "services": ["echo"], "approval": "manual", "uses": uses });
     let created = scene.api().post("/accounts/demo/enrollment-tokens", &new);
@@ -186,7 +186,13 @@ fn tokens_versions_and_names_of_enrollments_are_checked() {
     assert_eq!(enroll(&scene, &used).status, 201);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
     api.delete(&format!("/accounts/demo/enrollment-tokens/{withdrawn_id}"));
-    let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
+    let body = |token: &str, name: &str, version: &str| {
+        json!({
+            "token": token,
+            "name": name,
+            "version": version,
+        })
+    };
     let last = if fresh.ends_with('x') { "y" } else { "x" };
     let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
     let long = "x".repeat(101);
@@ -303,7 +309,7 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
     let tunnels = serve(&["echo", "second"]);
     assert_eq!(tunnels[0].generation, before, "the other tunnel stays open");
     serve(&["echo"]);
-    // Replaces all services, so that no tunnel is left to notify the agent.
+    // This replaces all services, so that no tunnel is left to notify the agent.
     serve(&["second"]);
 }
 

@@ -192,7 +192,7 @@ fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
     let refused = refusal(&enroll(&scene.about, &deleted.text));
     assert_eq!(refused, "unknown or deleted");
 
-    // An agent may take longer than a token is valid.
+    // An enrollment may take longer than a token is valid.
     let used = (1..60).find_map(|seconds| {
         let token = Token::create(&api, 10, seconds);
         (enroll(&scene.about, &token.text).status == 201).then_some(token)
@@ -204,7 +204,7 @@ fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
         (SystemTime::now() > end).then_some(())
     });
     assert_eq!(refusal(&enroll(&scene.about, &expired.text)), "expired");
-    // Only with its secret, a token says why it is refused.
+    // The reason of a refusal is told only with the secret of the token.
     let (id, _) = expired.text.split_once('.').unwrap();
     let guessed = format!("{id}.guessed");
     let refused = refusal(&enroll(&scene.about, &guessed));

@@ -21,8 +21,8 @@ use crate::support::processes::region::Region;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A session before its handshake, with this version and key exchange. `None` is the key exchanges of
-/// rustls.
+/// A session before its handshake, with this version and key exchange. `None` is all key exchanges
+/// of rustls.
 fn session(
     prepared: &Prepared,
     version: &'static SupportedProtocolVersion,

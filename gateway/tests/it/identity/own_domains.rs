@@ -64,7 +64,7 @@ fn a_domain_is_served_once_dns_proves_it_and_an_authority_has_issued_its_certifi
     // The backend sees the name.
     let host = format!("{DOMAIN}:{}", setup.address().port());
     assert_eq!(setup.get(DOMAIN), ("200".to_owned(), host));
-    // The name counts in any case, with a port and a final dot.
+    // A request may have the name in any case, with a port or a final dot.
     let config = setup.caller(&[b"http/1.1"]);
     let mut caller = setup.connect(&config, DOMAIN).unwrap();
     for host in [
@@ -107,8 +107,8 @@ fn a_txt_record_proves_a_domain_and_a_domain_that_loses_its_proof_is_served_for_
     assert!(checked["served_until"].is_string());
     let warning = "the proof of an own domain has changed";
     setup.served.log.line_with(warning);
-    // Its address does not lead here, so it has no certificate. The listener answers with that of
-    // the region.
+    // The domain's address is not this gateway, so it has no certificate, and the listener shows
+    // another one.
     assert!(setup.connect(&setup.caller_of_region(), DOMAIN).is_none());
 
     setup.named.update(&[&add]);
@@ -186,7 +186,7 @@ fn a_connection_for_one_domain_serves_no_other_name() {
     assert_eq!(setup.ask(&mut caller, HOST), 200);
     tickets_resume_for_their_name_alone(&setup, &config);
 
-    // Handshakes of challenges are answered for orders alone.
+    // Handshakes of challenges are answered for open orders only.
     let challenge = setup.caller(&[b"acme-tls/1"]);
     for name in [DOMAIN, "unknown.customer.test", "eu1.gw.localhost"] {
         assert!(setup.connect(&challenge, name).is_none(), "{name}");
@@ -270,7 +270,7 @@ fn every_node_of_a_region_serves_a_domain_and_answers_its_challenge() {
     if !usable(&PROGRAMS) {
         return;
     }
-    // Where the authority connects: to one node after the other.
+    // The authority connects to one node after the other.
     let balancer = Balancer::start(Vec::new()).unwrap();
     let named = Named::start("");
     let mut options = Options::new(named.address);
@@ -335,8 +335,7 @@ fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
     });
     let failure = refused["last_failure"].as_str().unwrap();
     assert!(failure.contains("refused"), "{failure}");
-    // The next order is proved in plain HTTP, and need not wait for a minute if an administrator
-    // looks.
+    // The next order is proved in plain HTTP. A check ends the wait of a minute before it.
     setup.check(DOMAIN);
     setup.await_certificate(DOMAIN);
     assert_eq!(setup.get(DOMAIN).0, "200");

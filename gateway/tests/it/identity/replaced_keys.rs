@@ -37,7 +37,7 @@ fn tunnel(scene: &Scene, certificate: &CertificateDer<'static>, key: &KeyPair) -
     let connection = connection(&scene.about, HOST, (certificate.clone(), key));
     let mut tunnel = Tunnel::upgrade(connection, HOST);
     tunnel.0.send(hello(STREAMS));
-    // READY
+    // The first message is READY.
     tunnel.next_of(Kind::Message).unwrap();
     tunnel
 }
@@ -57,8 +57,8 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     };
     let forgotten = || scene.api().audit("agent.forget_key");
 
-    // The agent may not have got the new certificate: the key before it still gets one, also after
-    // a tunnel of its own.
+    // The agent may not have received the new certificate. So the key before it still gets one,
+    // also after a tunnel with that key.
     let mut before = enrolled.tunnel(&scene);
     let new = KeyPair::generate().unwrap();
     renew(&scene, &mut before, &new);
@@ -78,7 +78,7 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     assert_eq!(refused.code(), "GW_ENROLLMENT_INVALID");
     assert_eq!(ask_with(&new).status, 200);
 
-    // One change for a renewal, however many tunnels follow.
+    // A renewal makes one change, however many tunnels follow.
     drop((first, tunnel(&scene, &certificate, &new)));
     let entries = forgotten();
     assert_eq!(entries.len(), 1, "{entries:?}");

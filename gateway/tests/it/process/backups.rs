@@ -165,7 +165,7 @@ fn a_restored_gateway_has_the_same_agent_keys_and_accounts() {
     command.stdout(File::create(&piped).unwrap());
     assert!(command.status().unwrap().success());
 
-    // Nothing of the first gateway is left but the backup, and the trusted authority of callers.
+    // Only the backup and the authority that callers trust are left of the first gateway.
     drop((agent, served));
     let restored = config(&prepared, "restored");
     let (code, out, err) = restore(&restored, &piped);
@@ -234,12 +234,12 @@ fn the_folder_is_private(folder: &Path) {
 }
 
 #[test]
-fn changes_answered_before_a_backup_are_in_it() {
+fn a_restore_deletes_unused_enrollment_tokens_and_names_them_in_the_audit_log() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
     let api = prepared.api(served.admin_address);
     assert_eq!(create_account(&api, "before"), 201);
-    // The token may be used after the backup, which then has it unused.
+    // The token may be used after the backup, in which it is unused.
     api.create_enrollment_token("demo", &["echo"]);
     let file = prepared.path("backup.tar.zst");
     let command = &mut backup(&connection(&prepared, &served), &file);
@@ -436,7 +436,7 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
         "{message}"
     );
     assert!(!file.exists());
-    // The address of a configuration file is that of its gateway, whatever the environment has.
+    // The address in a configuration file takes precedence over the environment.
     let (code, _, message) = run(backup(&connection[..2], &file).env("GW_ADMIN_URL", &url));
     assert_eq!(code, 0, "{message}");
 }

@@ -22,7 +22,6 @@ use crate::support::stopwatch::in_time;
 use crate::support::turn;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-const SERVICE: &str = "/accounts/demo/services/echo";
 const KEYS: &str = "/accounts/demo/service-keys";
 const REFUSED: &str = "GW_SERVICE_KEY_INVALID";
 /// Kept connections at each node, which workers share.
@@ -109,8 +108,7 @@ fn delete_key(about: &About, id: &str) -> Reply {
 
 fn admit_all(about: &About) {
     let rate = json!({ "burst": 1_000_000, "refill_per_minute": 60_000_000 });
-    let reply = Api::of(about).ask("PATCH", SERVICE, &rate);
-    assert_eq!(reply.status, 200, "{reply:?}");
+    Api::of(about).patch("/accounts/demo/services/echo", &rate);
 }
 
 /// Answers of nodes after changes, which are wrong if the node did not use the change.
@@ -190,9 +188,8 @@ fn an_answered_change_is_in_use_beside_busy_callers() {
     let prepared = Prepared::new();
     let (served, _agent) = prepared.start(&backend::answering(OK));
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let about = prepared.about(served.address);
     let node = [Node {
-        about: administered(about, served.admin_address, &token),
+        about: administered(prepared.about(served.address), served.admin_address, &token),
         slot: "0".to_owned(),
     }];
     admit_all(&node[0].about);

@@ -5,12 +5,11 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::support::agents::supervised_agent::only_worker;
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
-use crate::support::processes::process::{
-    Running, Served, children, gw_agent, has_ended, send_signal, serve_command,
-};
+use crate::support::processes::process::{Running, Served, has_ended, send_signal, serve_command};
 use crate::support::processes::successor::replace;
 use crate::support::{eventually, programs};
 
@@ -25,11 +24,8 @@ fn as_user(command: &Command) -> Command {
         shell.args(["setpriv", "--bounding-set=-sys_ptrace", "--"]);
     }
     shell.arg(command.get_program()).args(command.get_args());
-    shell.envs(
-        command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
+    let variables = command.get_envs();
+    shell.envs(variables.filter_map(|(name, value)| Some((name, value?))));
     shell
 }
 
@@ -37,11 +33,11 @@ fn as_user(command: &Command) -> Command {
 fn is_readable(id: u32) -> bool {
     let mut open = Command::new("sh");
     open.args(["-c", &format!("exec 3< /proc/{id}/mem")]);
-    as_user(&open)
-        .stderr(Stdio::null())
-        .status()
-        .unwrap()
-        .success()
+    succeeds(&mut as_user(&open))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stderr(Stdio::null()).status().unwrap().success()
 }
 
 /// Why nothing can be seen of core dumps here.
@@ -53,11 +49,7 @@ fn no_dumps() -> Option<String> {
             pattern.trim()
         ));
     }
-    let raised = as_user(&Command::new("true"))
-        .stderr(Stdio::null())
-        .status()
-        .unwrap()
-        .success();
+    let raised = succeeds(&mut as_user(&Command::new("true")));
     (!raised).then(|| "the limit of core dumps (ulimit -c) cannot be raised".to_owned())
 }
 
@@ -75,126 +67,107 @@ fn dumps(folder: &Path) -> Vec<Vec<u8>> {
     cores.map(|core| fs::read(core.path()).unwrap()).collect()
 }
 
-/// Aborts the process of `id`, for which `end` waits. Checks that its memory can be read only if
-/// that is `allowed`, and the same of a core dump; a dump has `secret`.
-fn abort(
-    what: &str,
-    id: u32,
-    folder: &Path,
+/// Processes of both programs, whose working folder is `folder`.
+struct Processes<'a> {
+    prepared: &'a Prepared,
+    folder: &'a Path,
+    /// Whether the configuration allows core dumps.
     allowed: bool,
-    secret: Option<&str>,
-    end: impl FnOnce(),
-) {
-    match no_reading() {
-        Some(reason) if allowed => programs::skipped(&format!("memory of {what}: {reason}")),
-        _ => assert_eq!(is_readable(id), allowed, "{what}"),
-    }
-    assert!(send_signal(id, "ABRT"));
-    end();
-    if let Some(reason) = no_dumps() {
-        return programs::skipped(&format!("dump of {what}: {reason}"));
-    }
-    let found = dumps(folder);
-    assert_eq!(found.len(), usize::from(allowed), "{what}");
-    let has =
-        |dump: &Vec<u8>, secret: &str| memchr::memmem::find(dump, secret.as_bytes()).is_some();
-    assert!(
-        found
-            .iter()
-            .all(|dump| secret.is_none_or(|secret| has(dump, secret))),
-        "{what}: not the dump of the process"
-    );
-    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        fs::remove_file(entry.path()).unwrap();
-    }
 }
 
-/// Starts an agent; returns it with the id of its worker.
-fn run_agent(
-    prepared: &Prepared,
-    gateway: &Served,
-    backend: &str,
-    folder: &Path,
-    allowed: bool,
-) -> (Running, u32) {
-    let mut run = gw_agent();
-    run.args(["run", "--backend", backend, "--state-dir"])
-        .arg(prepared.path("agent"));
-    run.env("GW_CORE_DUMPS", allowed.to_string());
-    let log = File::create(prepared.path("agent.log")).unwrap();
-    let agent = Running::new(
-        as_user(&run)
-            .current_dir(folder)
-            .stderr(log)
-            .spawn()
-            .unwrap(),
-    );
-    prepared.wait_for_tunnel(gateway.address);
-    let worker = eventually("the agent has one worker", || {
-        <[u32; 1]>::try_from(children(agent.id())).ok()
-    });
-    (agent, worker[0])
+impl Processes<'_> {
+    /// Aborts the process of `id`, for which `end` waits. Checks that its memory can be read only
+    /// if that is allowed, and the same of a core dump; a dump has `secret`.
+    fn abort(&self, what: &str, id: u32, secret: &str, end: impl FnOnce()) {
+        match no_reading() {
+            Some(reason) if self.allowed => {
+                programs::skipped(&format!("memory of {what}: {reason}"));
+            }
+            _ => assert_eq!(is_readable(id), self.allowed, "{what}"),
+        }
+        assert!(send_signal(id, "ABRT"));
+        end();
+        if let Some(reason) = no_dumps() {
+            return programs::skipped(&format!("dump of {what}: {reason}"));
+        }
+        let found = dumps(self.folder);
+        assert_eq!(found.len(), usize::from(self.allowed), "{what}");
+        let has_secret = |dump: &Vec<u8>| memchr::memmem::find(dump, secret.as_bytes()).is_some();
+        assert!(
+            found.iter().all(has_secret),
+            "{what}: not the dump of the process"
+        );
+        for entry in fs::read_dir(self.folder).unwrap().map(Result::unwrap) {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+
+    fn serve(&self) -> Served {
+        let command = serve_command(&self.prepared.path("gateway.toml"));
+        process::serve(as_user(&command).current_dir(self.folder))
+    }
+
+    /// Starts an agent; returns it with the id of its worker.
+    fn run_agent(&self, gateway: &Served, backend: &str) -> (Running, u32) {
+        let mut run = self
+            .prepared
+            .agent_command("agent", gateway.address.port(), backend);
+        run.env("GW_CORE_DUMPS", self.allowed.to_string());
+        let mut command = as_user(&run);
+        let log = File::create(self.prepared.path("agent.log")).unwrap();
+        let agent = Running::new(
+            command
+                .current_dir(self.folder)
+                .stderr(log)
+                .spawn()
+                .unwrap(),
+        );
+        self.prepared.wait_for_tunnel(gateway.address);
+        let worker = only_worker(agent.id());
+        (agent, worker)
+    }
 }
 
 /// Aborts each kind of process.
 fn abort_all(allowed: bool) {
     let prepared = Prepared::new();
     let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
     let config = format!("{}core_dumps = {allowed}\n", prepared.config());
     fs::write(prepared.path("gateway.toml"), config).unwrap();
-    let serve = || {
-        process::serve(as_user(&serve_command(&prepared.path("gateway.toml"))).current_dir(folder))
-    };
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let token = Some(token.trim());
+    let token = token.trim();
+    let processes = Processes {
+        prepared: &prepared,
+        folder: folder.path(),
+        allowed,
+    };
 
-    let Served { mut process, .. } = serve();
-    abort("the gateway", process.id(), folder, allowed, token, || {
-        assert_eq!(process.exit_code(), None);
+    let mut gateway = processes.serve().process;
+    processes.abort("the gateway", gateway.id(), token, || {
+        assert_eq!(gateway.exit_code(), None);
     });
 
-    let Served {
-        mut process, log, ..
-    } = serve();
-    let successor = replace(process.id(), &log);
-    assert_eq!(process.exit_code(), Some(0));
-    abort(
-        "the successor of a gateway",
-        successor.0,
-        folder,
-        allowed,
-        token,
-        || {
-            eventually("the successor has ended", || {
-                successor.has_ended().then_some(())
-            });
-        },
-    );
+    let mut gateway = processes.serve();
+    let successor = replace(gateway.process.id(), &gateway.log);
+    assert_eq!(gateway.process.exit_code(), Some(0));
+    processes.abort("the successor of a gateway", successor.0, token, || {
+        eventually("the successor has ended", || {
+            successor.has_ended().then_some(())
+        });
+    });
 
-    let gateway = serve();
+    let gateway = processes.serve();
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-    prepared.set_agent_port(gateway.address.port());
-    let run_agent = || run_agent(&prepared, &gateway, &backend, folder, allowed);
-    let (mut agent, worker) = run_agent();
-    abort(
-        "the supervisor of an agent",
-        agent.id(),
-        folder,
-        allowed,
-        None,
-        || assert_eq!(agent.exit_code(), None),
-    );
+    // Every dump contains the empty text.
+    let (mut agent, worker) = processes.run_agent(&gateway, &backend);
+    processes.abort("the supervisor of an agent", agent.id(), "", || {
+        assert_eq!(agent.exit_code(), None);
+    });
     eventually("its worker ends", || has_ended(worker).then_some(()));
-    let (mut agent, worker) = run_agent();
-    abort(
-        "the worker of an agent",
-        worker,
-        folder,
-        allowed,
-        None,
-        || assert_eq!(agent.exit_code(), Some(1)),
-    );
+    let (mut agent, worker) = processes.run_agent(&gateway, &backend);
+    processes.abort("the worker of an agent", worker, "", || {
+        assert_eq!(agent.exit_code(), Some(1));
+    });
 }
 
 #[test]

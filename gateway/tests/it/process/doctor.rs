@@ -7,35 +7,23 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use crate::support::doctor::{OF_AGENT, examine};
-use crate::support::scene::Scene;
-
+use self::healthy::agent;
+use crate::support::doctor::{OF_AGENT, doctor_of, examine};
 use crate::support::eventually;
 use crate::support::peers::held_backend::HeldBackend;
-use crate::support::processes::process::{
-    Served, config_text, gw_agent, gw_gateway, serve, serve_command,
-};
+use crate::support::processes::process::{config_text, gw_gateway, serve, serve_command};
+use crate::support::scene::Scene;
 
 #[test]
 fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("gateway.toml");
-    let data_dir = directory.path().join("data");
     let proxies =
         "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n";
-    std::fs::write(&config, config_text(&data_dir, 0) + proxies).unwrap();
-    let Served {
-        process: _gateway,
-        address,
-        admin_address,
-        ..
-    } = serve(&mut serve_command(&config));
-    let mut doctor = gw_gateway();
-    doctor.arg("doctor").arg("--config").arg(&config);
-    doctor
-        .env("GW_LISTEN", address.to_string())
-        .env("GW_ADMIN_LISTEN", admin_address.to_string());
-    let found = examine(&mut doctor);
+    let text = config_text(&directory.path().join("data"), 0) + proxies;
+    std::fs::write(&config, text).unwrap();
+    let served = serve(&mut serve_command(&config));
+    let found = examine(&mut doctor_of(&config, &served));
     let listener = &found.of("listen").found;
     assert!(
         listener.ends_with("a gateway has it and answers"),
@@ -50,26 +38,15 @@ fn doctor_does_not_disturb_a_running_agent() {
     let scene = Scene::service().agent().start();
     let before = scene.tunnels();
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-    let state = scene.state_dir("agent");
-    let doctor = |backend: &str| {
-        let mut command = gw_agent();
-        command
-            .arg("doctor")
-            .arg("--state-dir")
-            .arg(&state)
-            .args(["--backend", backend]);
-        command
-    };
     let backend = format!("http://{}", backend.local_addr().unwrap());
-    examine(&mut doctor(&backend)).assert(&OF_AGENT, &[]);
+    let mut doctor = agent("doctor", &scene.state_dir("agent"));
+    examine(doctor.args(["--backend", &backend])).assert(&OF_AGENT, &[]);
     let after = scene.tunnels();
     assert_eq!(
         (after.len(), after[0].generation, after[0].draining),
         (1, before[0].generation, false)
     );
-    let mut caller = scene.connect();
-    assert_eq!(caller.ask(scene.get("/status/204")).status, 204);
-
+    assert_eq!(scene.connect().ask(scene.get("/status/204")).status, 204);
     scene.stop();
 }
 
@@ -81,19 +58,11 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let scene = Scene::service().agent().data_dir(&data_dir).start();
     let api = scene.api();
-    let admin = scene
-        .about
-        .admin_url
-        .trim_start_matches("http://")
-        .to_owned();
+    let admin = scene.admin_address().to_string();
     let doctor = || {
         let mut command = gw_gateway();
-        command
-            .arg("doctor")
-            .arg("--config")
-            .arg(&config)
-            .env("GW_ADMIN_LISTEN", &admin);
-        examine(&mut command)
+        command.args(["doctor", "--config"]).arg(&config);
+        examine(command.env("GW_ADMIN_LISTEN", &admin))
     };
     assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
     let found = doctor();

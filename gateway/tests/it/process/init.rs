@@ -251,7 +251,7 @@ fn a_gateway_that_init_serves_can_be_replaced() {
     let mut served = serve_init(folder.path());
     let successor = replace(served.process.id(), &served.log);
     assert_eq!(served.process.exit_code(), Some(0));
-    // It does not set anything up again.
+    // The successor does not set anything up again.
     let arguments = fs::read_to_string(format!("/proc/{}/cmdline", successor.0)).unwrap();
     let config = folder.path().join("gateway.toml");
     let expected = format!("\0serve\0--config\0{}\0", config.display());

@@ -248,7 +248,7 @@ fn the_demo_prints_one_line_of_json_and_exits_with_0() {
 }
 
 #[test]
-fn crashes_are_reported_at_once_and_recovered_from() {
+fn the_crash_of_an_agent_is_reported_at_once() {
     let prepared = Prepared::new();
     let backend = backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
@@ -260,8 +260,7 @@ fn crashes_are_reported_at_once_and_recovered_from() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     });
-    let (gateway, address) = prepared.serve(0);
-    let _port = process::hold(address);
+    let (_gateway, address) = prepared.serve(0);
     let mut caller = prepared.connect(address);
     assert_eq!(caller.ask(prepared.get("/")).code(), "AGENT_UNAVAILABLE");
 
@@ -279,13 +278,20 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     assert_eq!(caller.ask(prepared.get("/")).code(), "AGENT_UNAVAILABLE");
     // The service manager starts it again.
     assert_eq!(agent.exit_code(), Some(1));
-
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
-    // After a gateway crash, the agent reconnects to a new gateway on the same port.
-    gateway.signal("KILL");
+}
+
+#[test]
+fn an_agent_reconnects_after_a_crash_of_its_gateway() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (gateway, _agent) = prepared.start(&backend.url);
+    let address = gateway.address;
+    let _port = process::hold(address);
+    gateway.process.signal("KILL");
     drop(gateway);
-    let (mut gateway, address) = prepared.serve(address.port());
+    let (mut gateway, _) = prepared.serve(address.port());
     prepared.wait_for_tunnel(address);
     gateway.stop();
 }

@@ -84,7 +84,7 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
     let more_workers = prepared.config().replace("workers = 2", "workers = 3");
     fs::write(prepared.path("gateway.toml"), more_workers).unwrap();
     let successor = replace(served.process.id(), &served.log);
-    // Both processes admit requests now.
+    // From now on, both processes admit requests.
     let (old, rest) = kept.split_at_mut(10);
     let by_old = admitted_next(&prepared, old);
     assert_eq!(by_old, 10);

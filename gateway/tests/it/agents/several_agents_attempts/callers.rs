@@ -24,7 +24,7 @@ fn act(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
     answer(tunnel, attempt)
 }
 
-/// What the agent is told of the caller's connection.
+/// Name of the caller's connection in a request of the gateway to an agent.
 fn told(attempt: &Attempt) -> Option<&str> {
     let fields = attempt.head.lines().filter_map(|line| {
         let (name, value) = line.split_once(": ")?;
@@ -73,6 +73,13 @@ fn a_connection_has_a_name_from_its_first_credentials_on() {
         names.push(name);
     }
     assert_ne!(names[0], names[1]);
+}
+
+/// Requests of other callers can be on the same connection of HTTP/2.
+#[test]
+fn a_connection_of_http2_has_no_name() {
+    let scene = Scene::service().enrolled(&["one"]).start();
+    let scripted = Scripted::of(&scene, &["one"], act);
     on_a_reactor(async {
         let builder = h2::client::Builder::new();
         let caller = http2_caller::connect_to(&scene.about, &builder).await;

@@ -9,11 +9,11 @@ use crate::support::peers::caller::HOST;
 
 /// Orders that are open at once (docs/own-domains.md).
 const ORDERS_MAX: usize = 16;
-/// Orders of one account among them.
+/// Orders of one account that are open at once.
 const OF_ACCOUNT_MAX: usize = 8;
 /// Two services of different accounts, and the beginning of the names of their domains.
 const SERVICES: [[&str; 3]; 2] = [["demo", "echo", "d"], ["rival", "api", "r"]];
-/// Domains of each.
+/// Number of domains of each service.
 const DOMAINS: usize = 11;
 
 /// Adds the domains of both services.

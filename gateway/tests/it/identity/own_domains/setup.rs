@@ -41,7 +41,7 @@ pub(super) struct Setup {
     _agent: Running,
 }
 
-/// What a test changes.
+/// Differences of a setup from the default.
 #[derive(Default)]
 pub(super) struct Changes {
     /// Where the authority connects for a proof in a handshake, in place of the gateway.
@@ -137,7 +137,7 @@ impl Setup {
         self.prepared.api(self.served.admin_address)
     }
 
-    /// Runs `gw-gateway` against the gateway. The output, JSON, or the error.
+    /// Runs `gw-gateway` against the gateway. Returns the JSON that it prints, or the error.
     pub(super) fn command(&self, arguments: &[&str]) -> Result<Value, String> {
         let url = format!("http://{}", self.served.admin_address);
         let output = gw_gateway()

@@ -1,4 +1,4 @@
-//! Each check of `doctor` fails once, and no other check does with it.
+//! Faults that each fail one check of `doctor` and no other.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,7 +8,6 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::healthy::{NAMES, Site};
-use crate::support::admin_api::Api;
 use crate::support::doctor::{BACKEND, Findings, HEALTH_CHECK, OF_NODE, TUNNEL, examine};
 use crate::support::peers::backend;
 use crate::support::programs;
@@ -24,32 +23,51 @@ fn with_configuration(site: &Site, edit: impl FnOnce(String) -> String) -> Findi
     examine(&mut site.doctor_with(&file))
 }
 
+/// The address of a program that is neither a gateway nor an agent.
+fn taken() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    address.to_string()
+}
+
+/// Writes `leaf.crt`: the certificate of the site without that of its authority.
+fn write_leaf(site: &Site) {
+    let chain = fs::read_to_string(site.path("server.crt")).unwrap();
+    let end = chain.find("-----END").unwrap();
+    let end = end + chain[end..].find('\n').unwrap();
+    fs::write(site.path("leaf.crt"), &chain[..=end]).unwrap();
+}
+
+/// The configuration of an archive at an endpoint that does not answer.
+fn archive(site: &Site) -> String {
+    let private = |name: &str, contents: &str| {
+        let path = site.path(name);
+        fs::write(&path, contents).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    };
+    let secret = private("secret", "x\n");
+    let region_key = private("region.key", &"5a".repeat(32));
+    format!(
+        "region_key = {region_key:?}\n[archive]\nurl = \"s3://bucket\"\n\
+         endpoint = \"http://127.0.0.1:1\"\naccess_key_id = \"x\"\nsecret_key_file = {secret:?}\n"
+    )
+}
+
 #[test]
 fn each_setting_of_a_gateway_that_does_not_work_fails_its_check() {
     let site = Site::start();
     let other = site.other_certificate(&["other.test"], 90);
-    let leaf = site.path("leaf.crt");
-    let chain = fs::read_to_string(site.path("server.crt")).unwrap();
-    let end = chain.find("-----END").unwrap();
-    let end = end + chain[end..].find('\n').unwrap();
-    fs::write(&leaf, &chain[..=end]).unwrap();
-    let certificate = format!("{:?}", site.path("server.crt"));
-    let key = format!("{:?}", site.path("server.key"));
+    write_leaf(&site);
     let quoted = |name: &str| format!("{:?}", site.path(name));
+    let certificate = quoted("server.crt");
+    let key = quoted("server.key");
     let more = |line: &str| (String::new(), line.to_owned());
     let other_pair = (
         format!("{certificate}\ntls_key = {key}"),
         format!("{:?}\ntls_key = {:?}", other.0, other.1),
     );
-    let bucket = "[archive]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:1\"\n\
-                  access_key_id = \"x\"\n";
-    let secret = site.path("secret");
-    fs::write(&secret, "x\n").unwrap();
-    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
-    let region_key = site.path("region.key");
-    fs::write(&region_key, "5a".repeat(32)).unwrap();
-    fs::set_permissions(&region_key, fs::Permissions::from_mode(0o600)).unwrap();
-    let archive = format!("region_key = {region_key:?}\n{bucket}secret_key_file = {secret:?}\n");
     let names = [
         ("name of the apex", "failed"),
         ("names of tenants", "failed"),
@@ -71,7 +89,7 @@ fn each_setting_of_a_gateway_that_does_not_work_fails_its_check() {
             more(&format!("seal_key = {}\n", quoted("none"))),
             &[("secrets at rest", "failed")],
         ),
-        (more(&archive), &[("archive", "failed")]),
+        (more(&archive(&site)), &[("archive", "failed")]),
         (
             (key.clone(), quoted("other.key")),
             &[("certificate: key", "failed")],
@@ -111,37 +129,44 @@ fn a_certificate_that_ends_soon_or_has_ended_fails_its_check() {
 #[test]
 fn each_listener_whose_port_another_program_has_fails_its_check() {
     let site = Site::start();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken_at = taken.local_addr().unwrap().to_string();
-    std::thread::spawn(move || taken.incoming().for_each(drop));
-    let found = examine(site.doctor().env("GW_LISTEN", &taken_at));
-    found.assert_complaints(&[("listen", "failed")]);
+    let taken_at = taken();
     let found = with_configuration(&site, |text| {
         format!("{text}listen_http = \"{taken_at}\"\n")
     });
     found.assert_complaints(&[("listen_http", "failed")]);
-    // No gateway of this configuration runs then.
-    let found = examine(site.doctor().env("GW_ADMIN_LISTEN", &taken_at));
-    found.assert_complaints(&[
-        ("listen", "failed"),
-        ("admin_listen", "failed"),
-        ("services", "warning"),
-    ]);
-    let found = examine(site.doctor().env("GW_ADMIN_LISTEN", "127.0.0.1:0"));
-    found.assert_complaints(&[("listen", "failed")]);
+    let listen = ("listen", "failed");
+    let of_admin = [listen, ("admin_listen", "failed"), ("services", "warning")];
+    for (variable, address, complaints) in [
+        ("GW_LISTEN", &*taken_at, &[listen][..]),
+        // In the next two cases, no gateway of this configuration runs.
+        ("GW_ADMIN_LISTEN", &taken_at, &of_admin),
+        ("GW_ADMIN_LISTEN", "127.0.0.1:0", &[listen]),
+    ] {
+        let found = examine(site.doctor().env(variable, address));
+        found.assert_complaints(complaints);
+    }
+}
+
+#[test]
+fn an_admin_listener_for_other_machines_without_a_certificate_has_a_warning() {
+    let site = Site::start();
     let open = format!("0.0.0.0:{}", site.served.admin_address.port());
     let found = examine(site.doctor().env("GW_ADMIN_LISTEN", open));
     found.assert_complaints(&[("admin certificate", "warning")]);
 }
 
 #[test]
-fn what_the_files_of_a_gateway_have_lost_fails_its_check() {
+fn a_removed_day_of_the_request_log_has_a_warning() {
     let site = Site::start();
     let removed = site.path("data/requests/2026-11-20.removed");
     fs::create_dir_all(removed.parent().unwrap()).unwrap();
     fs::write(&removed, "").unwrap();
     examine(&mut site.doctor()).assert_complaints(&[("request log", "warning")]);
-    fs::remove_file(&removed).unwrap();
+}
+
+#[test]
+fn a_missing_file_of_a_stopped_gateway_fails_its_check() {
+    let site = Site::start();
     let mut doctor = site.doctor();
     let path = site.path("data");
     let folder = site.stop();
@@ -184,9 +209,7 @@ fn each_fault_of_an_agent_fails_its_check() {
     let state = site.path("agent");
     let works = backend::answering(OK);
     let doctor = |backend: &str| site.agent_doctor(backend);
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken_at = taken.local_addr().unwrap().to_string();
-    std::thread::spawn(move || taken.incoming().for_each(drop));
+    let taken_at = taken();
     let broken = backend::answering(BROKEN);
     for (backend, variable, complaints) in [
         (&works, ("GW_CORE_DUMPS", "true"), ("core dumps", "warning")),
@@ -241,7 +264,7 @@ fn each_loss_of_an_agent_fails_its_check() {
     examine(&mut doctor(&works)).assert_complaints(&[]);
 
     let id = changed["agent_id"].as_str().unwrap();
-    Api::of(&site.about).revoke_agent("demo", id);
+    site.api().revoke_agent("demo", id);
     examine(&mut doctor(&works)).assert_complaints(&[(TUNNEL, "failed")]);
     fs::write(state.join("identity.pem"), "none").unwrap();
     examine(&mut doctor(&works)).assert_complaints(&[("identity", "failed")]);

@@ -1,5 +1,5 @@
-//! Programs that work have nothing to complain of: every check of both `doctor`s, `/readyz`, the
-//! list of warnings and the logs.
+//! Programs that work report no problem: in the checks of both `doctor`s, at `/readyz`, in the list
+//! of warnings and in the logs.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -54,11 +54,7 @@ impl Site {
         let path = |name: &str| folder.path().join(name);
         let authority = |issuer: Option<&Issuer<'_, KeyPair>>| {
             let mut params = CertificateParams::default();
-            let name = if issuer.is_some() {
-                "intermediate"
-            } else {
-                "root"
-            };
+            let name = issuer.map_or("root", |_| "intermediate");
             params.distinguished_name.push(DnType::CommonName, name);
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             let key = KeyPair::generate().unwrap();
@@ -93,8 +89,7 @@ impl Site {
             served,
             issuer,
         };
-        site.create("/accounts", &json!({ "id": "demo" }));
-        site.create("/accounts/demo/services", &json!({ "id": "echo" }));
+        site.api().create_service("demo", "echo");
         site
     }
 
@@ -102,20 +97,17 @@ impl Site {
         self.folder.path().join(name)
     }
 
-    fn create(&self, path: &str, body: &Value) -> Value {
-        let made = Api::of(&self.about).ask("POST", path, body);
-        assert_eq!(made.status, 201, "{path}: {}", made.body);
-        made.body
+    pub(super) fn api(&self) -> Api {
+        Api::of(&self.about)
     }
 
     /// Enrolls an agent, with its state in the folder `agent`.
     pub(super) fn enroll(&self) {
-        let services = json!({ "services": ["echo"] });
-        let token = self.create("/accounts/demo/enrollment-tokens", &services);
+        let token = self.api().create_enrollment_token("demo", &["echo"]);
         let enrolled = agent("enroll", &self.path("agent"))
             .args(["--gateway", &self.about.base_url, "--ca-file"])
             .arg(self.path("ca.crt"))
-            .env("GW_ENROLLMENT_TOKEN", token["token"].as_str().unwrap())
+            .env("GW_ENROLLMENT_TOKEN", token)
             .output()
             .unwrap();
         assert!(enrolled.status.success(), "{enrolled:?}");
@@ -125,8 +117,8 @@ impl Site {
     pub(super) fn run(&self, command: &mut Command) -> (Running, Log) {
         let agent = start_logged(command);
         eventually("the agent has a tunnel", || {
-            let agents = Api::of(&self.about).get("/accounts/demo/agents").body;
-            (agents["items"][0]["tunnels"][0]["state"] == "ready").then_some(())
+            let tunnels = self.api().tunnels();
+            (tunnels.first()?.state == "ready").then_some(())
         });
         agent
     }
@@ -169,10 +161,8 @@ impl Site {
     fn assert_healthy(&self) {
         examine(&mut self.doctor()).assert(&with(&OF_NODE, "services", &["audit log"]), &[]);
         assert_quiet_gateway(&self.served);
-        assert_eq!(
-            Api::of(&self.about).get("/warnings").body,
-            json!({ "items": [] })
-        );
+        let warnings = self.api().get("/warnings").body;
+        assert_eq!(warnings, json!({ "items": [] }));
     }
 }
 
@@ -191,11 +181,10 @@ fn a_node_with_an_agent_has_nothing_to_complain_of() {
     let site = Site::start();
     site.enroll();
     let backend = backend::answering(OK);
-    let state = site.path("agent");
-    let backend = ["--backend", &backend];
-    let (_agent, log) = site.run(agent("run", &state).args(backend));
+    let mut run = agent("run", &site.path("agent"));
+    let (_agent, log) = site.run(run.args(["--backend", &backend]));
     site.assert_healthy();
-    examine(agent("doctor", &state).args(backend)).assert(&OF_AGENT, &[]);
+    examine(&mut site.agent_doctor(&backend)).assert(&OF_AGENT, &[]);
     assert_quiet(&log.until_now());
 }
 
@@ -281,17 +270,19 @@ fn a_demo_has_nothing_to_complain_of_but_its_own_authority() {
     let mut command = gw_gateway();
     command
         .args(["demo", "--workers", "2", "--data-dir"])
-        .arg(&data);
-    command.stderr(fs::File::create(&log).unwrap());
+        .arg(&data)
+        .stderr(fs::File::create(&log).unwrap());
     let (_demo, about) = start_demo(&mut command);
-    let url = |name: &str| about[name].as_str().unwrap().to_owned();
-    let port = |name: &str| url(name).rsplit(':').next().unwrap().to_owned();
-    let at = |name: &str| format!("127.0.0.1:{}", port(name));
+    let at = |name: &str| {
+        let (_, port) = about[name].as_str().unwrap().rsplit_once(':').unwrap();
+        format!("127.0.0.1:{port}")
+    };
     let config = folder.path().join("gateway.toml");
     fs::write(&config, config_text(&data, 0)).unwrap();
     let mut doctor = gw_gateway();
-    doctor.arg("doctor").arg("--config").arg(&config);
     doctor
+        .args(["doctor", "--config"])
+        .arg(&config)
         .env("GW_LISTEN", at("base_url"))
         .env("GW_ADMIN_LISTEN", at("admin_url"));
     let checks = with(&OF_NODE, "services", &["audit log"]);
@@ -303,8 +294,7 @@ fn a_demo_has_nothing_to_complain_of_but_its_own_authority() {
     let address = at("admin_url").parse().unwrap();
     assert_eq!(admin(address, "/readyz"), (200, "ready\n".to_owned()));
     let written = fs::read_to_string(&log).unwrap();
-    let lines: Vec<Value> = written.lines().map(Value::from).collect();
-    assert_quiet(&lines);
+    assert_quiet(&written.lines().map(Value::from).collect::<Vec<_>>());
 }
 
 #[test]
@@ -312,7 +302,7 @@ fn a_region_of_three_has_nothing_to_complain_of() {
     let Some(region) = Region::start(3) else {
         return;
     };
-    // Without a standby the store warns, rightly.
+    // Without a standby, `doctor` warns of the store.
     let _standby = region.postgres.standby();
     let sql = |text: &str| region.postgres.sql(text);
     sql("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'");

@@ -69,8 +69,8 @@ fn an_enrollment_survives_a_power_cut_at_any_moment() {
         }
         disk.cut_power(loss_of(cut));
         if is_killed {
-            // The enrollment goes on, begins again, or is complete. The gateway may have accepted
-            // the token in vain.
+            // The enrollment goes on, begins again, or is complete. If the gateway has used up the
+            // token, another one is needed.
             let output = command.output().unwrap();
             let message = String::from_utf8(output.stderr).unwrap();
             let is_complete = message.contains("contains an enrolled agent");

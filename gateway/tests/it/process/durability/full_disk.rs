@@ -1,4 +1,5 @@
-//! A full disk: what takes access away is in force within a second, and what gives some is refused.
+//! A full disk: changes that take access away are in force within a second, and changes that give
+//! access are refused.
 //!
 //! [`SmallDisk::fill`] leaves nothing before each revocation, so that each has only what the
 //! reserve gives.
@@ -120,35 +121,31 @@ impl World {
 
     /// A request with the secret of a new service key for two services, and the path of the key.
     fn key(&self) -> (String, String) {
-        let new = json!({ "allowed_services": ["echo", "second"] });
-        let key = self.create("/accounts/demo/service-keys", &new);
-        let text = |member: &str| key[member].as_str().unwrap().to_owned();
+        let (id, key) = self.api.create_service_key("demo", &["echo", "second"]);
         (
-            get(&format!("X-Gw-Service-Key: {}", text("service_key"))),
-            format!("/accounts/demo/service-keys/{}", text("key_id")),
+            get(&format!("X-Gw-Service-Key: {key}")),
+            format!("/accounts/demo/service-keys/{id}"),
         )
     }
 
     /// A request with an access token of a new credential, and the path of the credential.
     fn credential(&self) -> (String, String) {
-        let new = json!({ "allowed_services": ["echo", "second"] });
-        let created = self.create("/accounts/demo/credentials", &new);
+        let (id, secret) = self.api.create_credential("demo", &["echo", "second"]);
         let body = json!({
             "grant_type": "client_credentials",
-            "client_id": created["client_id"],
-            "client_secret": created["client_secret"],
+            "client_id": id,
+            "client_secret": secret,
             "scope": "account:demo service:echo",
-        });
-        let body = body.to_string();
-        let mut caller = connect_to(&self.nodes[0], APEX, &[b"http/1.1"], None);
-        let response = caller.ask(format!(
+        })
+        .to_string();
+        let request = format!(
             "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
-        ));
+        );
+        let response = connect_to(&self.nodes[0], APEX, &[b"http/1.1"], None).ask(request);
         assert_eq!(response.status, 200, "{}", response.json());
         let token = response.json()["access_token"].as_str().unwrap().to_owned();
-        let id = created["client_id"].as_str().unwrap();
         (
             get(&format!("X-Gw-Authorization: Bearer {token}")),
             format!("/accounts/demo/credentials/{id}"),
@@ -188,14 +185,11 @@ impl World {
     fn prepare_secrets(&self) -> Vec<Revocation> {
         let mut all = Vec::new();
         for is_key in [true, false] {
-            let new = || {
-                if is_key {
-                    self.key()
-                } else {
-                    self.credential()
-                }
+            let new = |()| match is_key {
+                true => self.key(),
+                false => self.credential(),
             };
-            let [deleted, disabled, narrowed, rotated] = [(); 4].map(|()| new());
+            let [deleted, disabled, narrowed, rotated] = [(); 4].map(new);
             let off = json!({ "enabled": false });
             let fewer = json!({ "allowed_services": ["second"] });
             let rotation = format!("{}/rotate-secret", rotated.1);
@@ -230,9 +224,7 @@ impl World {
             let id = format!("s{round}-{}", id_of(what));
             self.create("/accounts/demo/services", &json!({ "id": id }));
             // A key that is off lists the service, too.
-            let key = json!({ "allowed_services": [id, "echo"] });
-            let key = self.create("/accounts/demo/service-keys", &key);
-            let key = key["key_id"].as_str().unwrap();
+            let (key, _) = self.api.create_service_key("demo", &[&id, "echo"]);
             let path = format!("/accounts/demo/service-keys/{key}");
             self.api.patch(&path, &off);
             let service = format!("/accounts/demo/services/{id}");
@@ -260,25 +252,15 @@ impl World {
 
     /// A domain, an account, and the signing key.
     fn prepare_others(&self, round: usize) -> Vec<Revocation> {
-        let name = format!("d{round}.example.net");
-        self.create(
-            "/accounts/demo/services/second/domains",
-            &json!({ "name": name }),
-        );
-        let domain = format!("/accounts/demo/domains/{name}");
-        let account = format!("gone{round}");
-        self.create(
-            "/accounts",
-            &json!({ "id": account, "capture_allowed": true }),
-        );
+        let name = json!({ "name": format!("d{round}.example.net") });
+        self.create("/accounts/demo/services/second/domains", &name);
+        let domain = format!("/accounts/demo/domains/d{round}.example.net");
+        let account = format!("/accounts/gone{round}");
+        self.api.create_account(&format!("gone{round}"));
         for number in 0..50 {
-            let id = format!("s{number}");
-            self.create(
-                &format!("/accounts/{account}/services"),
-                &json!({ "id": id }),
-            );
+            let service = json!({ "id": format!("s{number}") });
+            self.create(&format!("{account}/services"), &service);
         }
-        let account = format!("/accounts/{account}");
         let no_captures = json!({ "capture_allowed": false });
         let cascade = format!("{account}?cascade=true");
         let now = json!({ "immediately": true });
@@ -286,11 +268,7 @@ impl World {
             Revocation::delete("removal of a domain", &domain),
             Revocation::patch("no captures of an account", &account, no_captures),
             Revocation::delete("deletion of an account", &cascade),
-            Revocation::post(
-                "replacement of the signing key",
-                "/signing-keys/rotate",
-                now,
-            ),
+            Revocation::post("another signing key", "/signing-keys/rotate", now),
         ]
     }
 
@@ -303,10 +281,8 @@ impl World {
         });
         for key in keys {
             let path = format!("/signing-keys/{}", key["kid"].as_str().unwrap());
-            self.revoke(
-                disk,
-                &Revocation::delete("deletion of a signing key", &path),
-            );
+            let deletion = Revocation::delete("deletion of a signing key", &path);
+            self.revoke(disk, &deletion);
         }
     }
 
@@ -342,13 +318,10 @@ impl World {
     }
 
     /// The audit log is valid, and a key is still enabled.
-    fn assert_is_whole(&self, kept: &Value) {
+    fn assert_is_whole(&self, kept: &str) {
         let verified = self.api.get("/audit-log/verification").body;
         assert_eq!(verified["valid"], true, "{verified}");
-        let path = format!(
-            "/accounts/other/service-keys/{}",
-            kept["key_id"].as_str().unwrap()
-        );
+        let path = format!("/accounts/other/service-keys/{kept}");
         assert_eq!(self.api.get(&path).done()["enabled"], true);
     }
 }
@@ -381,15 +354,13 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
     for disk in SmallDisk::of_each_kind() {
         let prepared = Prepared::new();
         let reserve = prepared.path("data/reserve");
-        // It was made for a large disk.
+        // The existing reserve was made for a large disk.
         fs::remove_file(&reserve).unwrap();
         disk.take(&prepared.path("data"));
         let (mut served, agent, world) = start(&prepared);
         world.create("/accounts/demo/services", &json!({ "id": "second" }));
-        world.create("/accounts", &json!({ "id": "other" }));
-        world.create("/accounts/other/services", &json!({ "id": "api" }));
-        let key = json!({ "allowed_services": ["api"] });
-        let kept = world.create("/accounts/other/service-keys", &key);
+        world.api.create_service("other", "api");
+        let (kept, _) = world.api.create_service_key("other", &["api"]);
         let states = tempfile::tempdir().unwrap();
         let rounds = [0, 1, 2].map(|round| world.prepare(round, states.path()));
         let last = [world.key(), world.key()];
@@ -432,8 +403,8 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         served.process.exit_code();
         world.revoke(&disk, &replaced);
 
-        // What a stolen authority needs, at last: agents cannot get other certificates before there
-        // is room.
+        // The remedy for a stolen authority is last: agents cannot get other certificates before
+        // there is room.
         let now = json!({ "immediately": true });
         let authority = Revocation::post("replacement of the authority", "/agent-ca/replace", now);
         world.revoke(&disk, &authority);
@@ -453,8 +424,9 @@ fn doctor_says_that_the_reserve_is_missing() {
     let prepared = Prepared::new();
     fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
     let mut doctor = gw_gateway();
-    doctor.args(["doctor", "--config"]);
-    doctor.arg(prepared.path("gateway.toml"));
+    doctor
+        .args(["doctor", "--config"])
+        .arg(prepared.path("gateway.toml"));
     let mut check = || examine(&mut doctor);
     check().assert_complaints(&[("certificate", "warning")]);
     fs::remove_file(prepared.path("data/reserve")).unwrap();
@@ -501,7 +473,7 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         for revocation in rounds.iter().flatten() {
             world.revoke(&disk, revocation);
         }
-        // What gives access is made, and the node says that it cannot keep it.
+        // A change that gives access is made, and the node says that it cannot keep it.
         disk.fill();
         let add = |number: usize| {
             let new = json!({ "id": format!("new{number}") });
@@ -524,7 +496,7 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         world.revoke(&disk, &deletion(&at_the_node));
         world.revoke(&disk, &deletion(&last));
 
-        // What it has acknowledged it knows without PostgreSQL.
+        // The node refuses the keys without PostgreSQL.
         region.postgres.stop();
         region.kill(0);
         region.restart(0);
@@ -532,8 +504,8 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         world.nodes.remove(0);
         let is_unknown_key = |request: &str| {
             let mut caller = connect_to(&world.nodes[0], HOST, &[b"http/1.1"], None);
-            caller.send(request);
-            String::from_utf8_lossy(&caller.response().body).contains("GW_SERVICE_KEY_INVALID")
+            let response = caller.ask(request);
+            String::from_utf8_lossy(&response.body).contains("GW_SERVICE_KEY_INVALID")
         };
         for (request, _) in [&after_addition, &after_restart, &at_the_node, &last] {
             assert!(is_unknown_key(request));

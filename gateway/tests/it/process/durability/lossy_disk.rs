@@ -36,7 +36,7 @@ fn a_power_cut_loses_names_and_contents_that_were_not_synced() {
     sync(disk.path());
     fs::write(disk.path().join("later"), "contents").unwrap();
     fs::rename(&whole, disk.path().join("renamed")).unwrap();
-    // All of it is there for programs.
+    // Programs see all of it before the power cut.
     assert_eq!(
         names(disk.path()),
         ["folder", "later", "renamed", "unsynced"]
@@ -72,7 +72,7 @@ fn a_power_cut_can_keep_names_and_lose_contents() {
     fs::write(&file, "old").unwrap();
     sync(&file);
     sync(disk.path());
-    // What a replacement without an `fsync` of the new file leaves.
+    // A replacement of a file without an `fsync` of the new file.
     fs::write(&temporary, "newer").unwrap();
     fs::rename(&temporary, &file).unwrap();
     disk.cut_power(Loss::Data);

@@ -1,4 +1,4 @@
-//! Power cuts: what was acknowledged is on the disk, and not only in memory.
+//! Power cuts: acknowledged changes are on the disk, and not only in memory.
 
 use std::fs;
 use std::path::Path;
@@ -39,14 +39,14 @@ fn acknowledged_changes_survive_power_cuts() {
     );
 }
 
-/// Whether `GW_TEST_KILLS` asks for more than a look.
+/// Whether `GW_TEST_KILLS` asks for a full run.
 pub(super) fn is_full_run() -> bool {
     kills() >= 50
 }
 
-/// What the power cut of this number loses.
+/// Kind of loss of the power cut with this number.
 pub(super) fn loss_of(cut: usize) -> Loss {
-    // Each of the gateways sees all kinds.
+    // Each of the gateways has power cuts of all kinds.
     match (cut / GATEWAYS) % 3 {
         0 => Loss::All,
         1 => Loss::Data,

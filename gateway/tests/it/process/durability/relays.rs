@@ -1,5 +1,5 @@
-//! Power cuts while requests are relayed: what the request log and the usage promise, and what a
-//! revocation does.
+//! Power cuts while requests are relayed: records of the request log, the usage, and revocations
+//! that are durable.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -91,7 +91,7 @@ fn cut_after(end: End, losses: impl Iterator<Item = Loss>) {
             let found = api.get(&format!("/requests/{id}")).body;
             assert_eq!(found["id"], **id, "{found}");
         }
-        // What was not durable may be there, and it can be read.
+        // Records that were not durable may be missing; those that exist can be read.
         list(&api, "/requests");
         // Those that waited for a tunnel are counted, too. A kill loses up to ten seconds.
         let counted = stored_usage(&data_dir) as usize;
@@ -140,7 +140,7 @@ fn relayed_requests_survive_a_crash_and_a_power_cut_without_further_requests() {
     cut_after(End::KillTwice, losses());
 }
 
-/// All kinds of losses in a full run, and the hardest else.
+/// All kinds of losses in a full run, otherwise the largest.
 fn losses() -> impl Iterator<Item = Loss> {
     let cuts = if is_full_run() { 3 * GATEWAYS } else { 1 };
     (0..cuts).map(loss_of)

@@ -55,8 +55,8 @@ impl Agent {
     }
 }
 
-/// Enrolls an agent with a token at `gateway`, a base URL, over HTTPS, as `gw-agent enroll` does. Its
-/// name is that of its state folder. Returns its id.
+/// Enrolls an agent with a token at `gateway`, a base URL, over HTTPS, as `gw-agent enroll` does.
+/// Its name is that of its state folder. Returns its id.
 pub(crate) fn enroll_with(
     token: String,
     gateway: &str,

@@ -20,8 +20,8 @@ const OTHER: &str = "shop.rival.test";
 const OTHER_HOST: &str = "rival--api.eu1.gw.localhost";
 /// Handshakes at once.
 const FLOOD: u32 = 150;
-/// Time of a worker that handshakes for the domains of one account may take at once. After that they
-/// get a quarter of its time.
+/// Time of a worker that handshakes for the domains of one account may take at once. After that
+/// they get a quarter of its time.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A certificate for `domain` and its key, PEM.
