@@ -77,7 +77,7 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let id = ready["agent_id"].as_str().unwrap();
     let name = ready["name"].as_str().unwrap();
     let lost = scene.enroll("demo", &["echo"], &directory.path().join("lost"));
-    let found = format!("1 of 2 agents is ready, {id} ({name}); {lost} (test): no tunnel");
+    let found = format!("1 of 2 agents is ready, {id} ({name}); {lost} (lost): no tunnel");
     let warning = &api.get("/warnings").body["items"][0];
     assert_eq!(
         (&warning["account"], &warning["service"]),
