@@ -4,7 +4,6 @@
 use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Mutex;
 
 use gw_bed::http1::Head;
@@ -53,24 +52,19 @@ impl Authority {
     }
 
     fn sign(&self, key: &impl PublicKeyData, names: &[&str], years: Range<i32>) -> String {
-        let mut params =
-            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())
-                .unwrap();
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names).unwrap();
         params.use_authority_key_identifier_extension = true;
-        (params.not_before, params.not_after) = (
-            date_time_ymd(years.start, 1, 1),
-            date_time_ymd(years.end, 1, 1),
-        );
+        params.not_before = date_time_ymd(years.start, 1, 1);
+        params.not_after = date_time_ymd(years.end, 1, 1);
         params.signed_by(key, &self.issuer).unwrap().pem()
     }
 
     /// The answer of `/csr`.
     pub(crate) fn certify(&self, csr: &str, years: Range<i32>) -> CertificateReply {
-        let key = CertificateSigningRequestParams::from_pem(csr)
-            .unwrap()
-            .public_key;
+        let request = CertificateSigningRequestParams::from_pem(csr).unwrap();
         CertificateReply {
-            certificate: self.sign(&key, &[], years),
+            certificate: self.sign(&request.public_key, &[], years),
             chain: self.pem.clone(),
             not_after: "as in the certificate".into(),
             agent_id: AgentId::random(),
@@ -146,14 +140,14 @@ pub(crate) fn refusal(status: u16, fields: &str, code: &str) -> String {
     json(status, fields, &ErrorBody { error })
 }
 
-/// An agent for [`HOSTNAME`] that is enrolled at a gateway on `port`. Its tasks are not running.
+/// An agent for [`HOSTNAME`] that is enrolled at a gateway on `port` with a certificate that is
+/// valid in `years`, and its state folder. Its tasks are not running.
 pub(crate) fn agent(
-    state_dir: &Path,
     authority: &Authority,
-    identity_pem: &str,
+    years: Range<i32>,
     port: u16,
-) -> AgentContext {
-    let state = StateDir::new(state_dir);
+) -> (tempfile::TempDir, AgentContext) {
+    let directory = tempfile::tempdir().unwrap();
     let enrollment = Enrollment {
         agent_id: AgentId::random(),
         gateway_name: APEX.into(),
@@ -162,15 +156,14 @@ pub(crate) fn agent(
         services: vec![HOSTNAME.into()],
         later: Default::default(),
     };
-    state
-        .complete(&enrollment, identity_pem, Some(&authority.pem))
+    StateDir::new(directory.path())
+        .complete(
+            &enrollment,
+            &authority.identity_pem(years),
+            Some(&authority.pem),
+        )
         .unwrap();
-    let config = Config::load(
-        None,
-        Some(state_dir.into()),
-        &["http://backend.invalid".to_owned()],
-        |_| None,
-    )
-    .unwrap();
-    AgentContext::alone(config)
+    let backends = ["http://backend.invalid".to_owned()];
+    let config = Config::load(None, Some(directory.path().into()), &backends, |_| None).unwrap();
+    (directory, AgentContext::alone(config))
 }

@@ -59,6 +59,8 @@ mod succession;
 #[doc(hidden)]
 pub mod support;
 mod telemetry;
+#[cfg(test)]
+mod testing;
 mod tls;
 mod tunnel;
 mod update;

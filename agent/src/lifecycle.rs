@@ -446,39 +446,35 @@ fn store_services(agent: &AgentContext, services: Vec<String>) {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::path::Path;
+
+    use tempfile::TempDir;
 
     use super::*;
     use crate::backoff::Backoff;
     use crate::fake_gateway::{self, Authority, HOSTNAME, NOW, refusal};
+    use crate::testing::block_on;
     use crate::tunnel::reconnect::Reconnects;
 
     /// An agent whose gateway refuses every tunnel as overloaded, and the hostnames of the
     /// requested tunnels.
-    fn refused_agent(state_dir: &Path) -> (AgentContext, mpsc::UnboundedReceiver<String>) {
+    fn refused_agent() -> (TempDir, AgentContext, mpsc::UnboundedReceiver<String>) {
         let authority = Authority::new();
         let (sender, hosts) = mpsc::unbounded_channel();
         let port = fake_gateway::serve(&authority, move |request| {
-            let host = request
-                .head
-                .lines()
-                .find_map(|line| line.strip_prefix("host: "))
-                .unwrap();
+            let mut lines = request.head.lines();
+            let host = lines.find_map(|line| line.strip_prefix("host: "));
             // Fails once the test has ended.
-            let _ = sender.send(host.to_owned());
+            let _ = sender.send(host.unwrap().to_owned());
             refusal(503, "", "GW_OVERLOADED")
         });
-        (
-            fake_gateway::agent(state_dir, &authority, &authority.identity_pem(NOW), port),
-            hosts,
-        )
+        let (directory, agent) = fake_gateway::agent(&authority, NOW, port);
+        (directory, agent, hosts)
     }
 
     #[test]
     fn services_are_started_and_stopped_as_the_gateway_assigns_them() {
         const OTHER: &str = "acme--other.eu1.gw.localhost";
-        let directory = tempfile::tempdir().unwrap();
-        let (agent, mut hosts) = refused_agent(directory.path());
+        let (_directory, agent, mut hosts) = refused_agent();
         let agent = Rc::new(agent);
         let (stop, stopped) = watch::channel(false);
         let gateway = async {
@@ -487,34 +483,27 @@ mod tests {
             while hosts.recv().await.unwrap() != OTHER {}
             stop.send_replace(true);
         };
-        let driver = Driver::choose().unwrap();
-        driver
-            .block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) })
-            .unwrap();
+        block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) });
         assert_eq!(agent.config.state.enrollment().unwrap().services, [OTHER]);
     }
 
     #[test]
     fn all_services_reconnect_when_the_first_reaches_the_gateway() {
-        let directory = tempfile::tempdir().unwrap();
-        let (mut agent, mut hosts) = refused_agent(directory.path());
+        let (_directory, mut agent, mut hosts) = refused_agent();
         // The backoff alone does not end within this test.
-        agent.reconnects = Reconnects::new(Backoff::between(
-            Duration::from_secs(100_000),
-            Duration::from_secs(100_000),
-        ));
+        let long = Duration::from_secs(100_000);
+        agent.reconnects = Reconnects::new(Backoff::between(long, long));
         let services: BTreeSet<String> = (0..4)
             .map(|number| format!("acme--s{number}.eu1.gw.localhost"))
             .collect();
         agent.services.set(services.iter().cloned().collect());
         let agent = Rc::new(agent);
         let failed_attempts = || {
-            agent
-                .registry
-                .services()
+            let services = agent.registry.services();
+            let attempts = services
                 .values()
-                .map(|service| service.failed_attempts.get())
-                .sum::<u64>()
+                .map(|service| service.failed_attempts.get());
+            attempts.sum::<u64>()
         };
         let (stop, stopped) = watch::channel(false);
         let gateway = async {
@@ -532,9 +521,6 @@ mod tests {
             }
             stop.send_replace(true);
         };
-        let driver = Driver::choose().unwrap();
-        driver
-            .block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) })
-            .unwrap();
+        block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) });
     }
 }

@@ -49,10 +49,8 @@ fn command(arguments: &[&str]) -> Command {
 /// The exit code and standard error of `command`.
 fn outcome(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    (
-        output.status.code(),
-        String::from_utf8(output.stderr).unwrap(),
-    )
+    let message = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), message)
 }
 
 fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
@@ -62,24 +60,16 @@ fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
 /// Enrolls at `gateway`, which fails. Returns the message.
 fn enroll_at(gateway: &str, ca_file: Option<&Path>) -> String {
     let state = tempfile::tempdir().unwrap();
-    let mut command = command(&[
-        "enroll",
-        "--gateway",
-        gateway,
-        "--token",
-        TOKEN,
-        "--state-dir",
-    ]);
-    command.arg(state.path()).env("NO_PROXY", "*");
+    let mut command = command(&["enroll", "--gateway", gateway, "--token", TOKEN]);
+    command.arg("--state-dir").arg(state.path());
+    command.env("NO_PROXY", "*");
     if let Some(ca_file) = ca_file {
         command.arg("--ca-file").arg(ca_file);
     }
     let (code, message) = outcome(&mut command);
     assert_eq!(code, Some(1), "{message}");
-    assert!(
-        message.starts_with("gw-agent: ") && !message.contains(TOKEN),
-        "{message}"
-    );
+    assert!(message.starts_with("gw-agent: "), "{message}");
+    assert!(!message.contains(TOKEN), "{message}");
     message
 }
 
@@ -117,29 +107,20 @@ fn run_without_enrollment_exits_with_2() {
     let (code, message) = gw_agent(&["run", "--state-dir", state.path().to_str().unwrap()]);
     assert_eq!(code, Some(2));
     assert!(message.starts_with("gw-agent: not enrolled: "), "{message}");
-    assert_has(
-        &message,
-        &[
-            state.path().join("agent.json").to_str().unwrap(),
-            "gw-agent enroll",
-        ],
-    );
+    let file = state.path().join("agent.json");
+    assert_has(&message, &[file.to_str().unwrap(), "gw-agent enroll"]);
 }
 
 #[test]
 fn enroll_with_missing_options_exits_with_2_and_names_them() {
     let state = tempfile::tempdir().unwrap();
-    let (code, message) = gw_agent(&[
-        "enroll",
-        "--state-dir",
-        state.path().to_str().unwrap(),
-        "--ca-file",
-        "/none",
-    ]);
+    let folder = state.path().to_str().unwrap();
+    let (code, message) = gw_agent(&["enroll", "--state-dir", folder, "--ca-file", "/none"]);
     assert_eq!(code, Some(2));
-    for option in ["--gateway: ", "--token: ", "--ca-file: /none: "] {
-        assert!(message.contains(option), "{option}: {message}");
-    }
+    assert_has(
+        &message,
+        &["--gateway: ", "--token: ", "--ca-file: /none: "],
+    );
 }
 
 #[test]
@@ -151,22 +132,16 @@ fn invalid_arguments_exit_with_2() {
 fn http_checks_its_backend_before_the_token_is_used() {
     let state = tempfile::tempdir().unwrap();
     let folder = state.path().to_str().unwrap();
-    let (code, message) = gw_agent(&[
-        "http",
-        "65536",
-        "--state-dir",
-        folder,
-        "--gateway",
-        "https://eu1.gw.localhost",
-    ]);
-    assert_eq!(code, Some(2));
-    assert!(message.contains("1 to 65535"), "{message}");
-    let (code, message) = gw_agent(&["http", "3000", "--state-dir", folder]);
-    assert_eq!(code, Some(2));
-    assert!(
-        message.contains("--gateway: missing") && message.contains("--token: missing"),
-        "{message}"
-    );
+    let gateway = ["--gateway", "https://eu1.gw.localhost"];
+    for (port, options, expected) in [
+        ("65536", &gateway[..], &["1 to 65535"][..]),
+        ("3000", &[], &["--gateway: missing", "--token: missing"]),
+    ] {
+        let arguments = ["http", port, "--state-dir", folder];
+        let (code, message) = outcome(command(&arguments).args(options));
+        assert_eq!(code, Some(2), "{message}");
+        assert_has(&message, expected);
+    }
 }
 
 #[test]
@@ -174,58 +149,45 @@ fn an_unreachable_gateway_is_named_with_the_cause() {
     let (_socket, address) = refusing();
     let port = address.port();
     let refused = enroll_at(&format!("https://gw.localhost:{port}"), None);
+    let gateway = format!("gw.localhost:{port}");
     assert_has(
         &refused,
-        &[
-            "cannot be reached",
-            &format!("gw.localhost:{port}"),
-            "refused",
-            "check the port",
-        ],
+        &["cannot be reached", &gateway, "refused", "check the port"],
     );
     // No resolver knows this name (RFC 6761 §6.4).
-    assert_has(
-        &enroll_at("https://gw.invalid", None),
-        &["the name gw.invalid cannot be resolved", "DNS"],
-    );
+    let unknown = enroll_at("https://gw.invalid", None);
+    assert_has(&unknown, &["the name gw.invalid cannot be resolved", "DNS"]);
 }
 
 #[test]
 fn a_gateway_that_does_not_accept_connections_is_named_with_the_time() {
-    let listener = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&listener, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (listener, address) = refusing();
     rustix::net::listen(&listener, 0).unwrap();
-    let address = SocketAddrV4::try_from(rustix::net::getsockname(&listener).unwrap()).unwrap();
     // Fills the queue of connections; after that the kernel drops further ones.
     let connect = || TcpStream::connect_timeout(&address.into(), Duration::from_millis(200));
     let _queue: Vec<TcpStream> = std::iter::from_fn(|| connect().ok()).take(16).collect();
     let message = enroll_at(&format!("https://{address}"), None);
-    assert_has(
-        &message,
-        &[
-            &format!("{address} did not accept a connection within 9s"),
-            "firewalls",
-        ],
-    );
+    let expected = format!("{address} did not accept a connection within 9s");
+    assert_has(&message, &[&expected, "firewalls"]);
 }
 
 #[test]
-fn servers_that_are_no_gateways_are_named() {
+fn a_server_without_tls_is_named() {
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = plain.local_addr().unwrap();
     thread::spawn(move || {
         for mut client in plain.incoming().flatten() {
-            client
-                .write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-                .unwrap();
+            let answer = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
+            client.write_all(answer).unwrap();
         }
     });
     let message = enroll_at(&format!("https://{address}"), None);
-    assert_has(
-        &message,
-        &[&format!("{address} does not speak TLS"), "HTTPS port"],
-    );
+    let expected = format!("{address} does not speak TLS");
+    assert_has(&message, &[&expected, "HTTPS port"]);
+}
 
+#[test]
+fn servers_that_are_no_gateways_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
     let page = "HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>".to_owned();
@@ -241,16 +203,10 @@ fn servers_that_are_no_gateways_are_named() {
     let other = folder.path().join("other.pem");
     tls_server::start("gw.localhost", NOW, String::new(), &other);
     let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&other));
-    assert_has(
-        &message,
-        &[
-            &format!(
-                "certificate at gw.localhost:{port} is not trusted: no authority in --ca-file \
-                 issued it"
-            ),
-            "give the file of the one that did",
-        ],
-    );
+    let untrusted = format!("certificate at gw.localhost:{port} is not trusted");
+    let cause = "no authority in --ca-file issued it";
+    let expected = format!("{untrusted}: {cause}");
+    assert_has(&message, &[&expected, "give the file of the one that did"]);
 }
 
 #[test]
@@ -258,50 +214,32 @@ fn a_certificate_that_is_not_valid_now_is_explained_by_the_clocks() {
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
     let in_2020 = SystemTime::UNIX_EPOCH + Duration::from_secs(1_590_000_000);
+    let ahead = "days ahead of the gateway's: synchronise both with NTP";
+    let same = "shows the same time, so renew that certificate at the gateway";
     for (years, date, expected) in [
-        (
-            LONG_AGO,
-            in_2020,
-            "days ahead of the gateway's: synchronise both with NTP",
-        ),
-        (
-            LONG_AGO,
-            SystemTime::now(),
-            "shows the same time, so renew that certificate at the gateway",
-        ),
-        (
-            3000..3001,
-            SystemTime::now(),
-            "shows the same time, so renew that certificate at the gateway",
-        ),
+        (LONG_AGO, in_2020, ahead),
+        (LONG_AGO, SystemTime::now(), same),
+        (3000..3001, SystemTime::now(), same),
     ] {
         let date = httpdate::fmt_http_date(date);
         let answer = format!("HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n");
         let port = tls_server::start("gw.localhost", years, answer, &ca_file);
         let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&ca_file));
-        assert_has(
-            &message,
-            &[
-                &format!("certificate at gw.localhost:{port} is not valid at the time"),
-                expected,
-            ],
-        );
+        let invalid = format!("certificate at gw.localhost:{port} is not valid at the time");
+        assert_has(&message, &[&invalid, expected]);
     }
 }
 
 #[test]
-fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
+fn misspelt_keys_are_named_with_what_was_meant() {
     let folder = enrolled();
     let config = folder.path().join("agent.toml");
     let text = "bakend = 'http://127.0.0.1:1'\nporxy = ''\n[backends]\n\
                 'a' = { url = 'http://127.0.0.1:1' }\n[trace]\n";
     fs::write(&config, text).unwrap();
-    let (code, message) = outcome(
-        command(&["run", "--config"])
-            .arg(&config)
-            .arg("--state-dir")
-            .arg(folder.path()),
-    );
+    let mut run = command(&["run", "--config"]);
+    run.arg(&config).arg("--state-dir").arg(folder.path());
+    let (code, message) = outcome(&mut run);
     assert_eq!(code, Some(2));
     for line in [
         "  bakend: no such key; did you mean `backend`?",
@@ -309,11 +247,13 @@ fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
         "  backends.a.url: no such key; did you mean `urls`?; the keys are ",
         "  trace: no such key; did you mean `traces`?",
     ] {
-        assert!(
-            message.lines().any(|found| found.starts_with(line)),
-            "{line}: {message}"
-        );
+        let is_named = message.lines().any(|found| found.starts_with(line));
+        assert!(is_named, "{line}: {message}");
     }
+}
+
+#[test]
+fn misspelt_variables_are_named_with_what_was_meant() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().to_str().unwrap();
     let mut enroll = command(&["enroll", "--state-dir", path]);
@@ -323,19 +263,13 @@ fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
         .env("GW_TEST_KILLS", "1")
         .env("GW_GATEWAY", "x");
     let (_, message) = outcome(&mut enroll);
-    assert_has(
-        &message,
-        &["GW_BAKEND: no such variable; did you mean `GW_BACKEND`?"],
-    );
+    let expected = "GW_BAKEND: no such variable; did you mean `GW_BACKEND`?";
+    assert_has(&message, &[expected]);
     assert_eq!(message.matches("no such variable").count(), 1, "{message}");
-    let doctor = command(&["doctor", "--state-dir", path])
-        .env("GW_BAKEND", "x")
-        .output()
-        .unwrap();
-    assert_has(
-        &String::from_utf8(doctor.stdout).unwrap(),
-        &["did you mean `GW_BACKEND`?"],
-    );
+    let mut doctor = command(&["doctor", "--state-dir", path]);
+    let output = doctor.env("GW_BAKEND", "x").output().unwrap();
+    let findings = String::from_utf8(output.stdout).unwrap();
+    assert_has(&findings, &["did you mean `GW_BACKEND`?"]);
 }
 
 #[test]
@@ -343,24 +277,17 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
     let folder = enrolled();
     let path = folder.path().to_str().unwrap();
     for arguments in [
-        &[
-            "run",
-            "--backend",
-            "http://127.0.0.1:1",
-            "--state-dir",
-            path,
-        ][..],
+        &["run", "--backend", "http://127.0.0.1:1"][..],
         &[
             "enroll",
             "--gateway",
             "https://gw.invalid",
             "--token",
             TOKEN,
-            "--state-dir",
-            path,
         ],
     ] {
         let mut command = command(arguments);
+        command.args(["--state-dir", path]);
         let user = geteuid();
         let (mode, runs_as, remedy) = if user.is_root() {
             // Permissions do not apply to root.
@@ -374,8 +301,8 @@ fn a_state_folder_of_another_user_is_named_with_both_users() {
         fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(code, Some(2), "{message}");
         let owner = user.as_raw();
-        let users =
-            format!("this process runs as user {runs_as}, and {path} belongs to user {owner}");
+        let process = format!("this process runs as user {runs_as}");
+        let users = format!("{process}, and {path} belongs to user {owner}");
         assert_has(&message, &["permission denied", &users, remedy]);
     }
 }
@@ -388,27 +315,19 @@ fn a_state_folder_of_another_user_is_refused_to_root() {
     let state = enrolled();
     let path = state.path().to_str().unwrap();
     std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+    let enroll = [
+        "enroll",
+        "--gateway",
+        "https://gw.invalid",
+        "--token",
+        TOKEN,
+    ];
     for arguments in [
-        &[
-            "run",
-            "--backend",
-            "http://127.0.0.1:9",
-            "--state-dir",
-            path,
-        ] as &[&str],
-        &["http", "9", "--state-dir", path],
-        &[
-            "enroll",
-            "--force",
-            "--gateway",
-            "https://gw.invalid",
-            "--token",
-            TOKEN,
-            "--state-dir",
-            path,
-        ],
+        &["run", "--backend", "http://127.0.0.1:9"][..],
+        &["http", "9"],
+        &[&enroll[..], &["--force"]].concat(),
     ] {
-        let (code, message) = gw_agent(arguments);
+        let (code, message) = outcome(command(arguments).args(["--state-dir", path]));
         assert_eq!(code, Some(2), "{message}");
         let found = format!("{path}: it belongs to user 65534, and this process runs as user 0");
         assert_has(&message, &[&found, "sudo -u '#65534'", "--state-dir"]);
@@ -419,41 +338,23 @@ fn a_state_folder_of_another_user_is_refused_to_root() {
 fn only_terminals_get_colours() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().to_str().unwrap();
-    let (_, piped) = outcome(
-        command(&["enroll", "--state-dir", path])
-            .env("GW_BAKEND", "x")
-            .env("TERM", "xterm"),
-    );
-    assert!(
-        piped.contains("WARN") && !piped.contains('\x1b'),
-        "{piped:?}"
-    );
+    let mut enroll = command(&["enroll", "--state-dir", path]);
+    let (_, piped) = outcome(enroll.env("GW_BAKEND", "x").env("TERM", "xterm"));
+    assert!(piped.contains("WARN"), "{piped:?}");
+    assert!(!piped.contains('\x1b'), "{piped:?}");
     if !programs::usable(&["script"]) {
         return;
     }
-    let on_terminal = |no_color: &str| {
+    let program = env!("CARGO_BIN_EXE_gw-agent");
+    for (no_color, has_colours) in [("", true), ("1", false)] {
         let mut script = Command::new("script");
-        script
-            .arg("-qec")
-            .arg(format!(
-                "{} enroll --state-dir {path}",
-                env!("CARGO_BIN_EXE_gw-agent")
-            ))
-            .arg("/dev/null");
-        script
-            .env("NO_COLOR", no_color)
-            .env("GW_BAKEND", "x")
-            .env_remove("GW_LOG");
-        String::from_utf8(script.output().unwrap().stdout).unwrap()
-    };
-    let shown = on_terminal("");
-    assert!(
-        shown.contains("WARN") && shown.contains('\x1b'),
-        "{shown:?}"
-    );
-    let without = on_terminal("1");
-    assert!(
-        without.contains("WARN") && !without.contains('\x1b'),
-        "{without:?}"
-    );
+        script.arg("-qec");
+        script.arg(format!("{program} enroll --state-dir {path}"));
+        script.arg("/dev/null");
+        script.env("NO_COLOR", no_color).env("GW_BAKEND", "x");
+        script.env_remove("GW_LOG");
+        let shown = String::from_utf8(script.output().unwrap().stdout).unwrap();
+        assert!(shown.contains("WARN"), "{shown:?}");
+        assert_eq!(shown.contains('\x1b'), has_colours, "{shown:?}");
+    }
 }

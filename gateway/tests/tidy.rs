@@ -203,6 +203,7 @@ const CRATES: [(&str, &[&str]); 13] = [
             "backoff",
             "tls",
             "proxy",
+            "testing",
         ],
     ),
     (

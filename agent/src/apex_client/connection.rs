@@ -263,13 +263,10 @@ mod tests {
     use super::*;
 
     fn reply(status: u16, retry_after: &'static str, body: &str) -> Reply {
-        let headers = Fields::from_iter([(
-            header::RETRY_AFTER,
-            header::HeaderValue::from_static(retry_after),
-        )]);
+        let retry_after = header::HeaderValue::from_static(retry_after);
         Reply {
             status: StatusCode::from_u16(status).unwrap(),
-            headers,
+            headers: Fields::from_iter([(header::RETRY_AFTER, retry_after)]),
             body: body.into(),
         }
     }
@@ -277,20 +274,22 @@ mod tests {
     #[test]
     fn refusals_contain_the_gateways_error_and_bounded_retry_after() {
         let body = r#"{"error":{"code":"GW_OVERLOADED","message":"draining","request_id":"x"}}"#;
-        let refusal = reply(503, "7", body).refusal();
-        assert_eq!(
-            refusal.to_string(),
-            "503 Service Unavailable, GW_OVERLOADED: draining"
-        );
-        assert_eq!(refusal.retry_after, Some(Duration::from_secs(7)));
-        assert_eq!(
-            reply(429, "99999999", "").refusal().retry_after,
-            Some(RETRY_AFTER_MAX)
-        );
-        let plain = reply(404, "Fri, 31 Dec 1999 23:59:59 GMT", "<html>").refusal();
-        assert_eq!(
-            (plain.to_string().as_str(), plain.retry_after),
-            ("404 Not Found", None)
-        );
+        let overloaded = "503 Service Unavailable, GW_OVERLOADED: draining";
+        let date = "Fri, 31 Dec 1999 23:59:59 GMT";
+        for (status, retry_after, body, text, wait) in [
+            (503, "7", body, overloaded, Some(Duration::from_secs(7))),
+            (
+                429,
+                "99999999",
+                "",
+                "429 Too Many Requests",
+                Some(RETRY_AFTER_MAX),
+            ),
+            (404, date, "<html>", "404 Not Found", None),
+        ] {
+            let refusal = reply(status, retry_after, body).refusal();
+            assert_eq!(refusal.to_string(), text);
+            assert_eq!(refusal.retry_after, wait, "{text}");
+        }
     }
 }

@@ -298,31 +298,43 @@ mod tests {
             (Some(90), "clock is 90 seconds ahead of the gateway's"),
             (Some(-3 * 86_400), "clock is 3 days behind the gateway's"),
         ] {
-            assert!(
-                clock_advice(ahead).contains(expected),
-                "{ahead:?}: {}",
-                clock_advice(ahead)
-            );
+            let advice = clock_advice(ahead);
+            assert!(advice.contains(expected), "{ahead:?}: {advice}");
         }
     }
 
+    fn certificate_error(error: CertificateError) -> GatewayError {
+        tls_error(rustls::Error::InvalidCertificate(error))
+    }
+
     #[test]
-    fn errors_are_sorted_by_their_remedy() {
-        let unknown = tls_error(rustls::Error::InvalidCertificate(
-            CertificateError::UnknownIssuer,
-        ));
-        assert!(unknown.to_string().contains("--ca-file") && !unknown.is_transient());
-        for reason in [CertificateError::Expired, CertificateError::NotValidYet] {
-            let error = tls_error(rustls::Error::InvalidCertificate(reason));
-            assert!(
-                error.to_string().contains("clock") && !error.to_string().contains("--ca-file"),
-                "{error}"
-            );
-            assert!(
-                !error.is_certificate_expired(),
-                "the expired certificate is the gateway's"
-            );
+    fn errors_of_the_gateways_certificate_name_their_remedy() {
+        for (error, part, names_ca_file) in [
+            (CertificateError::UnknownIssuer, "--ca-file", true),
+            (CertificateError::Expired, "clock", false),
+            (CertificateError::NotValidYet, "clock", false),
+            (CertificateError::NotValidForName, "gw:443", false),
+        ] {
+            let error = certificate_error(error);
+            let text = error.to_string();
+            assert!(text.contains(part), "{text}");
+            assert_eq!(text.contains("--ca-file"), names_ca_file, "{text}");
+            assert!(!error.is_certificate_expired(), "{text}");
         }
+        assert!(!certificate_error(CertificateError::UnknownIssuer).is_transient());
+    }
+
+    #[test]
+    fn a_server_without_tls_is_named() {
+        let invalid = rustls::InvalidMessage::InvalidContentType;
+        let plain = tls_error(rustls::Error::InvalidMessage(invalid));
+        let text = plain.to_string();
+        assert!(text.starts_with("gw:443 does not speak TLS"), "{text}");
+        assert!(!plain.is_transient());
+    }
+
+    #[test]
+    fn an_expired_certificate_of_the_agent_is_recognised() {
         // The alert for a refused client certificate arrives after the handshake.
         let alert = |alert| {
             let error = rustls::Error::AlertReceived(alert);
@@ -330,22 +342,11 @@ mod tests {
         };
         assert!(alert(AlertDescription::CertificateExpired).is_certificate_expired());
         assert!(!alert(AlertDescription::BadCertificate).is_certificate_expired());
-        let wrong_name = tls_error(rustls::Error::InvalidCertificate(
-            CertificateError::NotValidForName,
-        ))
-        .to_string();
-        assert!(
-            wrong_name.contains("gw:443") && !wrong_name.contains("--ca-file"),
-            "{wrong_name}"
-        );
-        let plain = tls_error(rustls::Error::InvalidMessage(
-            rustls::InvalidMessage::InvalidContentType,
-        ));
-        assert!(
-            plain.to_string().starts_with("gw:443 does not speak TLS") && !plain.is_transient(),
-            "{plain}"
-        );
         assert!(refused(401, Some(ErrorCode::AgentCertificateExpired)).is_certificate_expired());
+    }
+
+    #[test]
+    fn refusals_are_transient_by_their_status() {
         for (status, transient) in [
             (429, true),
             (503, true),

@@ -173,13 +173,11 @@ mod tests {
         assert!(health.attempting(now).is_available(now));
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             health = health.failed(now);
-            let just_before = now + Duration::from_secs(seconds) - Duration::from_millis(1);
-            assert!(
-                !health.is_available(now) && !health.is_available(just_before),
-                "{seconds}"
-            );
-            now += Duration::from_secs(seconds);
-            assert!(health.is_available(now), "{seconds}");
+            let end = now + Duration::from_secs(seconds);
+            let at_times = [now, end - Duration::from_millis(1), end];
+            let is_available = at_times.map(|time| health.is_available(time));
+            assert_eq!(is_available, [false, false, true], "{seconds}");
+            now = end;
         }
     }
 
@@ -218,17 +216,11 @@ mod tests {
         {
             health = health.checked(is_good);
             assert_eq!(health.report(), expected, "{number}");
-            assert_eq!(
-                health.is_available(now),
-                expected != BackendHealth::Unhealthy,
-                "{number}"
-            );
+            let is_available = expected != BackendHealth::Unhealthy;
+            assert_eq!(health.is_available(now), is_available, "{number}");
         }
-        assert_eq!(
-            health.connected().report(),
-            BackendHealth::Unhealthy,
-            "a connection does not prove more than a check"
-        );
+        // A connection does not prove more than a check.
+        assert_eq!(health.connected().report(), BackendHealth::Unhealthy);
     }
 
     #[test]
@@ -253,11 +245,8 @@ mod tests {
             ([down, down], BackendHealth::Unhealthy),
             ([down.connected(), down], BackendHealth::Healthy),
         ] {
-            assert_eq!(
-                joint_health(backends.iter().map(|health| health.report())),
-                expected,
-                "{backends:?}"
-            );
+            let joint = joint_health(backends.iter().map(|health| health.report()));
+            assert_eq!(joint, expected, "{backends:?}");
         }
     }
 
@@ -265,10 +254,7 @@ mod tests {
     fn least_loaded_is_chosen_and_equal_loads_take_turns() {
         let loads = [Some(2), Some(1), None, Some(1)];
         let chosen = |turn| least_loaded(loads.len(), turn, |at| loads[at]);
-        assert_eq!(
-            [0, 1, 2, 3, 4].map(chosen),
-            [Some(1), Some(1), Some(3), Some(3), Some(1)]
-        );
+        assert_eq!([0, 1, 2, 3, 4].map(chosen), [1, 1, 3, 3, 1].map(Some));
         assert_eq!(least_loaded(2, 7, |_| None), None);
         assert_eq!(least_loaded(0, 7, |_| Some(0)), None);
     }

@@ -82,22 +82,19 @@ impl Drop for BoundedBuffers {
 mod tests {
     use std::net::TcpListener;
 
-    use gw_shared::runtime::Driver;
-
     use super::*;
+    use crate::testing::block_on;
 
     #[test]
     fn concurrently_opened_connections_get_the_limit_of_their_number() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let test = async move {
+        block_on(async move {
             let limit_of = |socket: &Socket| socket.buffers().measure().unwrap().receive_limit;
             let alone = Socket::connect(address, None).await.unwrap();
             // The kernel may allow less.
-            alone
-                .buffers()
-                .limit_receive_buffer(receive_limit(UNLIMITED + 1).unwrap())
-                .unwrap();
+            let limit = receive_limit(UNLIMITED + 1).unwrap();
+            alone.buffers().limit_receive_buffer(limit).unwrap();
             let mut open = Vec::new();
             for _ in 0..=UNLIMITED {
                 // Connects before any of them is counted.
@@ -110,23 +107,23 @@ mod tests {
             assert_ne!(limit_of(&first.1), limit_of(&alone));
             first.0.fit(&first.1);
             assert_eq!(limit_of(&first.1), limit_of(&alone));
-        };
-        Driver::choose().unwrap().block_on(test).unwrap();
+        });
     }
 
     #[test]
     fn limit_shrinks_with_the_number_of_connections() {
         const KIB: usize = 1024;
-        assert_eq!((receive_limit(0), receive_limit(16)), (None, None));
-        assert_eq!(
-            (receive_limit(17), receive_limit(128)),
-            (Some(512 * KIB), Some(512 * KIB))
-        );
-        assert_eq!(
-            (receive_limit(129), receive_limit(1024)),
-            (Some(256 * KIB), Some(64 * KIB))
-        );
-        assert_eq!(receive_limit(100_000), Some(16 * KIB));
+        for (connections, limit) in [
+            (0, None),
+            (16, None),
+            (17, Some(512 * KIB)),
+            (128, Some(512 * KIB)),
+            (129, Some(256 * KIB)),
+            (1024, Some(64 * KIB)),
+            (100_000, Some(16 * KIB)),
+        ] {
+            assert_eq!(receive_limit(connections), limit, "{connections}");
+        }
         // Worst case: every connection stalls with the limit set when it was opened.
         let held: usize = (1..=9000).filter_map(receive_limit).sum();
         assert!(held <= 320 * 1024 * KIB, "{} MiB", held / 1024 / KIB);

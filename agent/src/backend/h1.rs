@@ -279,38 +279,29 @@ fn check_beginning(received: &[u8]) -> Result<(), ResponseError> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use gw_shared::error_code::AgentErrorCode;
-    use gw_shared::net::Socket;
-    use gw_shared::runtime::Driver;
 
     use super::*;
+    use crate::testing::{block_on, connect};
 
     /// Runs a test with a connection and its backend.
     fn with_backend<F: Future<Output = ()>>(test: impl FnOnce(Http1Connection, TcpStream) -> F) {
-        let run = async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None)
-                .await
-                .unwrap();
-            test(
-                Http1Connection::new(BackendStream::Plain(socket), None, Lifetime::default()),
-                listener.accept().unwrap().0,
-            )
-            .await;
-        };
-        Driver::choose().unwrap().block_on(run).unwrap();
+        block_on(async {
+            let (socket, backend) = connect().await;
+            let stream = BackendStream::Plain(socket);
+            let connection = Http1Connection::new(stream, None, Lifetime::default());
+            test(connection, backend).await;
+        });
     }
 
     /// Sends a request and reads its response, of which the backend writes each piece after the one
     /// before has been read.
     async fn exchange(connection: &Http1Connection, backend: &mut TcpStream, pieces: &[&str]) {
         connection.begin();
-        connection
-            .send(&mut [IoSlice::new(b"request")])
-            .await
-            .unwrap();
+        let request = &mut [IoSlice::new(b"request")];
+        connection.send(request).await.unwrap();
         backend.read_exact(&mut [0; 7]).unwrap();
         let mut read = std::pin::pin!(async {
             loop {
@@ -339,20 +330,17 @@ mod tests {
 
     #[test]
     fn incomplete_responses_are_acknowledged_once() {
+        const NO_CONTENT: &str = "HTTP/1.1 204 No Content\r\n\r\n";
+        const LENGTH: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n";
+        const CHUNK: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n";
         with_backend(|connection, mut backend| async move {
             let mut before = 0;
             for (pieces, expected) in [
                 // Complete when they are read: no system call.
-                (&["HTTP/1.1 204 No Content\r\n\r\n"][..], 0),
-                (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"], 0),
-                (
-                    &[
-                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\
-                       \r\n",
-                    ],
-                    0,
-                ),
-                (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", "body"], 1),
+                (&[NO_CONTENT][..], 0),
+                (&[&format!("{LENGTH}body")], 0),
+                (&[&format!("{CHUNK}0\r\n\r\n")], 0),
+                (&[LENGTH, "body"], 1),
                 (
                     &[
                         "HTTP/1.1 200 OK\r\n",
@@ -362,29 +350,14 @@ mod tests {
                     ],
                     1,
                 ),
-                (
-                    &[
-                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n",
-                        "0\r\n\r\n",
-                    ],
-                    1,
-                ),
-                (
-                    &[
-                        "HTTP/1.1 103 Early Hints\r\n\r\n",
-                        "HTTP/1.1 204 No Content\r\n\r\n",
-                    ],
-                    1,
-                ),
-                (&["HTTP/1.1 204 No Content\r\n\r\n"], 0),
+                (&[CHUNK, "0\r\n\r\n"], 1),
+                (&["HTTP/1.1 103 Early Hints\r\n\r\n", NO_CONTENT], 1),
+                (&[NO_CONTENT], 0),
             ] {
                 exchange(&connection, &mut backend, pieces).await;
-                assert_eq!(
-                    connection.acknowledger.calls() - before,
-                    expected,
-                    "{pieces:?}"
-                );
-                before = connection.acknowledger.calls();
+                let calls = connection.acknowledger.calls();
+                assert_eq!(calls - before, expected, "{pieces:?}");
+                before = calls;
             }
         });
     }
@@ -441,14 +414,11 @@ mod tests {
                 connection.send(&mut [IoSlice::new(b"ping")]).await.unwrap();
                 backend.read_exact(&mut [0; 4]).unwrap();
                 backend.write_all(b"pong").unwrap();
-                assert_eq!(
-                    connection.part(&mut decoder).await.unwrap(),
-                    Part::Data(Bytes::from_static(b"pong"))
-                );
+                let part = connection.part(&mut decoder).await.unwrap();
+                assert_eq!(part, Part::Data(Bytes::from_static(b"pong")));
             }
-            assert!(
-                futures_util::poll!(std::pin::pin!(connection.part(&mut decoder))).is_pending()
-            );
+            let next = std::pin::pin!(connection.part(&mut decoder));
+            assert!(futures_util::poll!(next).is_pending());
             assert_eq!(connection.acknowledger.calls(), 0);
         });
     }

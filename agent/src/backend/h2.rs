@@ -434,26 +434,20 @@ pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<Fields>) -
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use gw_shared::http::Part;
     use gw_shared::net::Socket;
-    use gw_shared::runtime::Driver;
     use h2::server::SendResponse;
     use http::Response;
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::testing::{block_on, connect};
 
     #[test]
     fn a_head_without_its_body_is_acknowledged_once() {
-        let test = async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None)
-                .await
-                .unwrap();
-            let backend =
-                BackendStream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
+        block_on(async {
+            let (socket, backend) = connect().await;
+            let backend = BackendStream::Plain(Socket::from_fd(backend.into()).unwrap());
             let (accepted, mut responds) = mpsc::unbounded_channel();
             runtime::spawn(async move {
                 let mut backend = h2::server::handshake(backend).await.unwrap();
@@ -461,19 +455,16 @@ mod tests {
                     accepted.send(respond).unwrap();
                 }
             });
-            let connection =
-                Http2Connection::start(BackendStream::Plain(socket), Lifetime::default())
-                    .await
-                    .unwrap();
+            let socket = BackendStream::Plain(socket);
+            let connection = Http2Connection::start(socket, Lifetime::default()).await;
+            let connection = connection.unwrap();
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");
             for calls in 0..3 {
                 let begin = || {
-                    connection
-                        .request(&request, &authority, None, false)
-                        .unwrap()
-                        .1
+                    let begun = connection.request(&request, &authority, None, false);
+                    begun.unwrap().1
                 };
 
                 let mut response = begin();
@@ -481,10 +472,8 @@ mod tests {
                 let mut body = respond.send_response(Response::new(()), false).unwrap();
                 body.send_data(Bytes::from_static(b"whole"), true).unwrap();
                 response.head(&Method::GET).await.unwrap();
-                assert_eq!(
-                    response.part().await.unwrap(),
-                    Part::Data(Bytes::from_static(b"whole"))
-                );
+                let part = response.part().await.unwrap();
+                assert_eq!(part, Part::Data(Bytes::from_static(b"whole")));
                 assert_eq!(connection.acknowledger.calls(), calls);
 
                 let mut response = begin();
@@ -494,14 +483,11 @@ mod tests {
                 for piece in ["head", "and", "body"] {
                     assert!(futures_util::poll!(std::pin::pin!(response.part())).is_pending());
                     body.send_data(Bytes::from(piece), false).unwrap();
-                    assert_eq!(
-                        response.part().await.unwrap(),
-                        Part::Data(Bytes::from(piece))
-                    );
+                    let part = response.part().await.unwrap();
+                    assert_eq!(part, Part::Data(Bytes::from(piece)));
                 }
                 assert_eq!(connection.acknowledger.calls(), calls + 1);
             }
-        };
-        Driver::choose().unwrap().block_on(test).unwrap();
+        });
     }
 }

@@ -188,61 +188,48 @@ fn request(authority: &Authority, path: &PathAndQuery) -> RequestHead {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
+    use std::pin::pin;
     use std::rc::Rc;
     use std::sync::mpsc;
     use std::thread;
 
     use futures_util::future::{Either, select};
+    use gw_bed::threads::Peer;
     use gw_shared::net::Socket;
-    use gw_shared::runtime::Driver;
     use gw_shared::tunnel::control::BackendHealth;
-    use rustix::net::{AddressFamily, SocketType};
+    use tokio::sync::watch;
 
     use super::*;
     use crate::backend::{BackendStream, Backends};
+    use crate::fake_gateway::HOSTNAME;
     use crate::telemetry::request_scope::RequestScope;
+    use crate::testing::{ClosedPort, block_on};
 
-    const SERVICE: &str = "acme--api.eu1.gw.localhost";
+    const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
     fn pool(table: &str) -> Pool {
         let value = toml::Value::Table(table.parse().unwrap());
-        Pool::new(
-            SERVICE,
-            &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(),
-            8,
-        )
+        let backends = Backends::from_toml("test", &value, &mut Vec::new()).unwrap();
+        Pool::new(HOSTNAME, &backends, 8)
     }
 
     /// Checks the backends once. Returns the errors, empty for a backend that passed.
     fn errors(table: &str) -> Vec<String> {
         let pool = pool(table);
-        let results = Driver::choose()
-            .unwrap()
-            .block_on(pool.check_all())
-            .unwrap();
-        results
-            .into_iter()
-            .map(|(_, result)| {
-                result
-                    .err()
-                    .map(|error| error.to_string())
-                    .unwrap_or_default()
-            })
+        let results = block_on(pool.check_all()).into_iter();
+        let errors = results.map(|(_, result)| result.err());
+        errors
+            .map(|error| error.map(|error| error.to_string()).unwrap_or_default())
             .collect()
     }
 
     /// Reads a request head and writes an answer.
-    fn answer(backend: &mut (impl Read + Write), answer: &[u8]) -> String {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            backend.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        backend.write_all(answer).unwrap();
-        String::from_utf8(head).unwrap()
+    fn answer(backend: &mut Peer<impl Read + Write>, answer: &[u8]) -> String {
+        let head = backend.raw_head().unwrap();
+        backend.send(answer);
+        String::from_utf8(head.to_vec()).unwrap()
     }
 
     /// Starts a backend that gives each connection the next answer. Returns its URL, and the
@@ -252,12 +239,12 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (sender, requests) = mpsc::channel();
         thread::spawn(move || {
-            let mut connections: Vec<TcpStream> = Vec::new();
+            let mut connections = Vec::new();
             for text in answers {
-                connections.push(listener.accept().unwrap().0);
-                sender
-                    .send(answer(connections.last_mut().unwrap(), text.as_bytes()))
-                    .unwrap();
+                let mut connection = Peer::new(listener.accept().unwrap().0);
+                let head = answer(&mut connection, text.as_bytes());
+                connections.push(connection);
+                sender.send(head).unwrap();
             }
             listener.accept()
         });
@@ -267,65 +254,51 @@ mod tests {
     #[test]
     fn statuses_below_400_pass_and_others_fail() {
         let body = "x".repeat(2 * BODY_MAX);
+        let long = format!("200 OK\r\nContent-Length: 1000000000\r\n\r\n{body}");
+        let not_found = "the status is 404 Not Found";
+        let busy = "the status is 503 Service Unavailable";
         for (text, error) in [
-            ("200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(), ""),
-            ("204 No Content\r\n\r\n".to_owned(), ""),
+            ("200 OK\r\nContent-Length: 2\r\n\r\nok", ""),
+            ("204 No Content\r\n\r\n", ""),
             (
-                "302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n",
                 "",
             ),
             (
-                "103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
                 "",
             ),
             // The rest is not received.
+            (&long, ""),
+            ("404 Not Found\r\nContent-Length: 0\r\n\r\n", not_found),
+            ("503 Busy\r\nContent-Length: 0\r\n\r\n", busy),
             (
-                format!("200 OK\r\nContent-Length: 1000000000\r\n\r\n{body}"),
-                "",
-            ),
-            (
-                "404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
-                "the status is 404 Not Found",
-            ),
-            (
-                "503 Busy\r\nContent-Length: 0\r\n\r\n".to_owned(),
-                "the status is 503 Service Unavailable",
-            ),
-            (
-                "101 Yes\r\nUpgrade: foo\r\n\r\n".to_owned(),
+                "101 Yes\r\nUpgrade: foo\r\n\r\n",
                 "it switches protocols without a request",
             ),
         ] {
             let (url, _requests) = backend(vec![format!("HTTP/1.1 {text}")]);
             let found = errors(&format!("urls = '{url}'\nhealth_check = '/'"));
-            assert!(
-                found.len() == 1
-                    && found[0].contains(error)
-                    && found[0].is_empty() == error.is_empty(),
-                "{found:?}"
-            );
+            let [found] = &found[..] else {
+                panic!("{found:?}")
+            };
+            let is_expected = found.contains(error) && found.is_empty() == error.is_empty();
+            assert!(is_expected, "{found:?}");
         }
     }
 
     #[test]
     fn requests_have_the_path_and_the_host_of_other_requests() {
-        const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
-        for (host, expected) in [("preserve", Some(SERVICE)), ("rewrite", None)] {
+        for (host, expected) in [("preserve", Some(HOSTNAME)), ("rewrite", None)] {
             let (url, requests) = backend(vec![OK.to_owned()]);
-            assert_eq!(
-                errors(&format!(
-                    "urls = '{url}'\nhost = '{host}'\nhealth_check = '/up?quick=1'"
-                )),
-                [""]
-            );
+            let table = format!("urls = '{url}'\nhost = '{host}'\nhealth_check = '/up?quick=1'");
+            assert_eq!(errors(&table), [""]);
             let head = requests.recv().unwrap();
             assert!(head.starts_with("GET /up?quick=1 HTTP/1.1\r\n"), "{head}");
             let expected = expected.unwrap_or_else(|| url.strip_prefix("http://").unwrap());
-            assert!(
-                head.contains(&format!("\r\nhost: {expected}\r\n")),
-                "{head}"
-            );
-            assert!(head.contains("\r\nuser-agent: gw-agent/"), "{head}");
+            for field in [&format!("host: {expected}\r\n"), "user-agent: gw-agent/"] {
+                assert!(head.contains(&format!("\r\n{field}")), "{head}");
+            }
         }
     }
 
@@ -337,111 +310,76 @@ mod tests {
         let http2 = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = http2.local_addr().unwrap();
         thread::spawn(move || {
-            let mut backend = unix.accept().unwrap().0;
-            answer(
-                &mut backend,
-                b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-            )
+            let mut backend = Peer::new(unix.accept().unwrap().0);
+            answer(&mut backend, OK.as_bytes())
         });
         thread::spawn(move || {
-            let serve = async {
-                let socket = BackendStream::Plain(
-                    Socket::from_fd(http2.accept().unwrap().0.into()).unwrap(),
-                );
+            block_on(async {
+                let socket = Socket::from_fd(http2.accept().unwrap().0.into()).unwrap();
+                let socket = BackendStream::Plain(socket);
                 let mut backend = ::h2::server::handshake(socket).await.unwrap();
                 while let Some(Ok((request, mut respond))) = backend.accept().await {
-                    assert_eq!(
-                        (
-                            request.uri().path(),
-                            request.uri().authority().unwrap().as_str()
-                        ),
-                        ("/up", SERVICE)
-                    );
+                    assert_eq!(request.uri().path(), "/up");
+                    assert_eq!(request.uri().authority().unwrap(), HOSTNAME);
                     let response = http::Response::builder().status(500).body(()).unwrap();
                     respond.send_response(response, true).unwrap();
                 }
-            };
-            Driver::choose().unwrap().block_on(serve).unwrap();
+            });
         });
         let table = format!(
             "urls = ['unix:{}', 'h2c://{address}']\nhealth_check = '/up'",
             path.display()
         );
-        assert_eq!(
-            errors(&table),
-            ["", "the status is 500 Internal Server Error"]
-        );
+        let failed = "the status is 500 Internal Server Error";
+        assert_eq!(errors(&table), ["", failed]);
     }
 
     #[test]
     fn a_connection_is_enough_for_tcp_and_an_answer_is_needed_for_http() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", silent.local_addr().unwrap());
-        assert_eq!(
-            errors(&format!("urls = '{url}'\nhealth_check = 'tcp'")),
-            [""]
-        );
-        assert_eq!(
-            errors(&format!("urls = '{url}'\nhealth_check = '/'")),
-            ["no answer within 2s"]
-        );
+        let check = |kind: &str| errors(&format!("urls = '{url}'\nhealth_check = '{kind}'"));
+        assert_eq!(check("tcp"), [""]);
+        assert_eq!(check("/"), ["no answer within 2s"]);
         drop(silent);
-        assert!(errors(&format!("urls = '{url}'\nhealth_check = 'tcp'"))[0].contains("refused"));
+        assert!(check("tcp")[0].contains("refused"));
+    }
+
+    /// Checks the backends of `pool` until it is healthy.
+    async fn check_until_healthy(pool: &Pool, mut health: watch::Receiver<BackendHealth>) {
+        let healthy = pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
+        let checking = pin!(pool.keep_checking());
+        assert!(matches!(select(healthy, checking).await, Either::Left(_)));
     }
 
     #[test]
     fn checks_begin_at_once_and_set_the_health() {
-        let (url, _requests) = backend(vec![
-            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(),
-        ]);
+        let (url, _requests) = backend(vec![OK.to_owned()]);
         let pool = pool(&format!("urls = '{url}'\nhealth_check = '/'"));
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let mut health = pool.health();
-                let healthy =
-                    std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
-                assert!(matches!(
-                    select(healthy, std::pin::pin!(pool.keep_checking())).await,
-                    Either::Left(_)
-                ));
-            })
-            .unwrap();
+        block_on(check_until_healthy(&pool, pool.health()));
     }
 
     #[test]
     fn a_backend_that_was_not_reached_is_found_without_a_request_and_without_a_check() {
-        // Bound but not listening: connections are refused.
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-        let pool = pool(&format!("urls = 'http://{address}'"));
+        let closed = ClosedPort::new();
+        let pool = pool(&format!("urls = 'http://{}'", closed.address));
         let mut head = request(&pool.authority, &PathAndQuery::from_static("/"));
         let scope = RequestScope::begin(None, &Rc::default(), 0, &mut head);
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                assert!(pool.connect(&head, Offer::Any, &scope).await.is_err());
-                let mut health = pool.health();
-                assert_eq!(*health.borrow_and_update(), BackendHealth::Unhealthy);
-                rustix::net::listen(&socket, 8).unwrap();
-                let healthy =
-                    std::pin::pin!(health.wait_for(|health| *health == BackendHealth::Healthy));
-                assert!(matches!(
-                    select(healthy, std::pin::pin!(pool.keep_checking())).await,
-                    Either::Left(_)
-                ));
-            })
-            .unwrap();
+        block_on(async {
+            assert!(pool.connect(&head, Offer::Any, &scope).await.is_err());
+            let mut health = pool.health();
+            assert_eq!(*health.borrow_and_update(), BackendHealth::Unhealthy);
+            rustix::net::listen(&closed.socket, 8).unwrap();
+            check_until_healthy(&pool, health).await;
+        });
     }
 
     #[test]
     fn a_backend_that_fails_its_checks_gets_requests_only_if_there_is_no_other() {
         let (first, _) = backend(Vec::new());
         let (second, _) = backend(Vec::new());
-        let pool = pool(&format!(
-            "urls = ['{first}', '{second}']\nhealth_check = '/'"
-        ));
+        let table = format!("urls = ['{first}', '{second}']\nhealth_check = '/'");
+        let pool = pool(&table);
         let failed = || Err(CheckError::Status(StatusCode::SERVICE_UNAVAILABLE));
         for _ in 0..2 {
             pool.checked(&pool.backends[0], failed());

@@ -89,29 +89,28 @@ mod tests {
 
     #[test]
     fn the_default_folder_is_that_of_the_user() {
-        let default = |is_root, variables: &[(&str, &str)]| {
-            let variable = |name: &str| {
-                variables
-                    .iter()
-                    .find(|(known, _)| *known == name)
-                    .map(|(_, value)| (*value).to_owned())
-            };
-            default_state_dir(is_root, variable).map(|path| path.display().to_string())
-        };
         let home = ("HOME", "/home/ann");
-        assert_eq!(
-            default(false, &[home]).as_deref(),
-            Some("/home/ann/.local/state/gw-agent")
-        );
-        assert_eq!(
-            default(false, &[home, ("XDG_STATE_HOME", "/state")]).as_deref(),
-            Some("/state/gw-agent")
-        );
-        assert_eq!(
-            default(false, &[home, ("XDG_STATE_HOME", "relative")]).as_deref(),
-            Some("/home/ann/.local/state/gw-agent")
-        );
-        assert_eq!(default(true, &[home]).as_deref(), Some("/var/lib/gw-agent"));
-        assert_eq!(default(false, &[]), None);
+        for (is_root, variables, expected) in [
+            (false, &[home][..], Some("/home/ann/.local/state/gw-agent")),
+            (
+                false,
+                &[home, ("XDG_STATE_HOME", "/state")],
+                Some("/state/gw-agent"),
+            ),
+            (
+                false,
+                &[home, ("XDG_STATE_HOME", "relative")],
+                Some("/home/ann/.local/state/gw-agent"),
+            ),
+            (true, &[home], Some("/var/lib/gw-agent")),
+            (false, &[], None),
+        ] {
+            let variable = |name: &str| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            let path = default_state_dir(is_root, variable);
+            assert_eq!(path, expected.map(PathBuf::from), "{variables:?}");
+        }
     }
 }

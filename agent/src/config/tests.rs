@@ -24,12 +24,17 @@ fn load(toml: &str, backend: Option<&str>) -> Result<Config, ConfigError> {
     let file = directory.path().join("agent.toml");
     std::fs::write(&file, toml).unwrap();
     let backends: Vec<String> = backend.map(str::to_owned).into_iter().collect();
-    Config::load(
-        Some(&file),
-        Some(directory.path().into()),
-        &backends,
-        |_| None,
-    )
+    let state_dir = Some(directory.path().into());
+    Config::load(Some(&file), state_dir, &backends, |_| None)
+}
+
+/// The mistakes that are found in a configuration.
+fn mistakes(loaded: Result<Config, ConfigError>) -> Vec<String> {
+    match loaded {
+        Err(ConfigError::Invalid(ConfigErrors(errors))) => errors,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("no mistake found"),
+    }
 }
 
 #[test]
@@ -42,7 +47,7 @@ fn backend_option_overrides_named_backends_and_fallback() {
     let config = load(&toml, Some("http://all:3")).unwrap();
     assert_eq!(
         [A, B].map(|hostname| url(&config, hostname)),
-        ["http://all:3", "http://all:3"]
+        ["http://all:3"; 2]
     );
 }
 
@@ -56,31 +61,27 @@ fn standby_and_health_check_apply_to_all_services_and_a_table_has_its_own() {
     );
     let checks = |config: &Config| {
         [A, B].map(|hostname| {
-            config
-                .backends
-                .of(hostname)
-                .unwrap()
-                .health_check()
-                .unwrap()
-                .to_string()
+            let backends = config.backends.of(hostname).unwrap();
+            backends.health_check().unwrap().to_string()
         })
     };
     let config = load(&toml, None).unwrap();
     assert!(config.standby);
     assert_eq!(checks(&config), ["a connection", "GET /up"]);
-    assert_eq!(
-        checks(&load(&toml, Some("http://all:3")).unwrap()),
-        ["GET /up", "GET /up"]
-    );
-    for wrong in [
-        "health_check = 'up'",
-        "health_check = '/a b'",
-        "standby = 'often'",
+    let config = load(&toml, Some("http://all:3")).unwrap();
+    assert_eq!(checks(&config), ["GET /up", "GET /up"]);
+}
+
+#[test]
+fn mistakes_in_standby_and_health_check_name_the_key() {
+    for (key, value) in [
+        ("health_check", "'up'"),
+        ("health_check", "'/a b'"),
+        ("standby", "'often'"),
     ] {
-        let error = load(&format!("{wrong}\nbackend = 'http://a:1'"), None)
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains(wrong.split(' ').next().unwrap()), "{error}");
+        let toml = format!("{key} = {value}\nbackend = 'http://a:1'");
+        let error = load(&toml, None).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
     }
 }
 
@@ -96,46 +97,39 @@ fn a_backend_is_a_port_an_address_or_a_url() {
     ] {
         assert_eq!(backend_url(text).as_deref(), Ok(url), "{text}");
     }
-    for wrong in [
-        "",
-        "0",
-        "65536",
-        "-1",
-        "localhost",
-        "localhost:",
-        "localhost:0",
-        "3000/path",
-        "http://h/path",
-    ] {
+    let hosts = ["localhost", "localhost:", "localhost:0"];
+    let others = ["", "0", "65536", "-1", "3000/path", "http://h/path"];
+    for wrong in hosts.into_iter().chain(others) {
         assert!(backend_url(wrong).is_err(), "{wrong}");
     }
 }
 
 #[test]
 fn all_mistakes_are_reported() {
-    let ConfigError::Invalid(ConfigErrors(errors)) = load(
-        &format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"),
-        Some(""),
-    )
-    .unwrap_err() else {
-        panic!("other errors than expected");
-    };
+    let toml = format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}");
+    let errors = mistakes(load(&toml, Some("")));
     assert_eq!(errors.len(), 3, "{errors:?}");
 }
 
 #[test]
 fn metrics_address_is_read_from_file_and_variable() {
-    let address = |in_file: Option<&str>, variable: Option<&'static str>| {
+    for (in_file, variable, port, mistakes) in [
+        (None, None, None, 0),
+        (Some("127.0.0.1:1"), None, Some(1), 0),
+        (Some("127.0.0.1:1"), Some("[::1]:2"), Some(2), 0),
+        (Some("127.0.0.1:1"), Some(""), None, 0),
+        (Some("localhost"), None, None, 1),
+    ] {
         let mut errors = Vec::new();
         let environment = move |_: &str| variable.map(str::to_owned);
         let found = listen_address(in_file.map(toml::Value::from), &environment, &mut errors);
-        (found.map(|address| address.port()), errors.len())
-    };
-    assert_eq!(address(None, None), (None, 0));
-    assert_eq!(address(Some("127.0.0.1:1"), None), (Some(1), 0));
-    assert_eq!(address(Some("127.0.0.1:1"), Some("[::1]:2")), (Some(2), 0));
-    assert_eq!(address(Some("127.0.0.1:1"), Some("")), (None, 0));
-    assert_eq!(address(Some("localhost"), None), (None, 1));
+        assert_eq!(
+            found.map(|address| address.port()),
+            port,
+            "{in_file:?} {variable:?}"
+        );
+        assert_eq!(errors.len(), mistakes, "{in_file:?} {variable:?}");
+    }
     let config = load("backend = 'http://b'\nmetrics_listen = '127.0.0.1:9'", None).unwrap();
     assert_eq!(config.metrics_listen.map(|address| address.port()), Some(9));
 }
@@ -144,28 +138,17 @@ fn metrics_address_is_read_from_file_and_variable() {
 fn traces_are_configured_by_file_and_variables() {
     let traces = |toml: &str| load(&format!("backend = 'http://b'\n{toml}"), None);
     assert_eq!(traces("").unwrap().traces, None);
-    let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1")
-        .unwrap()
-        .traces
-        .unwrap();
-    assert_eq!(
-        (settings.endpoint.as_str(), settings.sample_ratio),
-        ("http://c:4318/v1/traces", 1.0)
+    let config = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1").unwrap();
+    let settings = config.traces.unwrap();
+    assert_eq!(settings.endpoint.as_str(), "http://c:4318/v1/traces");
+    assert_eq!(settings.sample_ratio, 1.0);
+    let errors = mistakes(traces("[traces]\nendpoint = 'c'\nsample_ratio = -1"));
+    let keys = errors.iter().map(|error| error.split(':').next().unwrap());
+    assert!(
+        keys.eq(["traces.endpoint", "traces.sample_ratio"]),
+        "{errors:?}"
     );
-    let ConfigError::Invalid(ConfigErrors(errors)) =
-        traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err()
-    else {
-        panic!("other errors than expected");
-    };
-    let keys: Vec<_> = errors
-        .iter()
-        .map(|error| error.split(':').next().unwrap())
-        .collect();
-    assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
-    assert!(matches!(
-        traces("[traces]\ncolour = 1"),
-        Err(ConfigError::Invalid(_))
-    ));
+    mistakes(traces("[traces]\ncolour = 1"));
 }
 
 #[test]
@@ -182,47 +165,36 @@ fn one_or_two_release_keys_are_read() {
             .map(|keys| keys.iter().map(ToString::to_string).collect::<Vec<_>>());
         accepted.ok_or(keys.errors)
     };
-    assert_eq!(
-        read(&format!("update_key = '{one}'"), None),
-        Ok(vec![one.clone()])
-    );
+    let file = |value: &str| format!("update_key = {value}");
     let both = Ok(vec![one.clone(), other.clone()]);
     assert_eq!(
-        read(&format!("update_key = ['{one}', '{other}']"), None),
-        both
+        read(&file(&format!("'{one}'")), None),
+        Ok(vec![one.clone()])
     );
-    assert_eq!(
-        read(
-            &format!("update_key = '{third}'"),
-            Some(&format!("{one}, {other}"))
-        ),
-        both
-    );
+    assert_eq!(read(&file(&format!("['{one}', '{other}']")), None), both);
+    let variable = format!("{one}, {other}");
+    assert_eq!(read(&file(&format!("'{third}'")), Some(&variable)), both);
     for wrong in [
         format!("['{one}', '{one}']"),
         format!("['{one}', '{other}', '{third}']"),
         "['x']".to_owned(),
     ] {
-        let errors = read(&format!("update_key = {wrong}"), None).unwrap_err();
-        assert!(
-            errors.len() == 1 && errors[0].starts_with("update_key: "),
-            "{errors:?}"
-        );
+        let errors = read(&file(&wrong), None).unwrap_err();
+        let [error] = &errors[..] else {
+            panic!("{errors:?}")
+        };
+        assert!(error.starts_with("update_key: "), "{error}");
     }
 }
 
 #[test]
 fn at_least_one_service_needs_a_backend() {
     let error = load("", None).unwrap_err().to_string();
-    assert!(
-        error.contains(A) && error.contains(B) && error.contains("--backend"),
-        "{error}"
-    );
-    let config = load(
-        &format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}"),
-        None,
-    )
-    .unwrap();
+    for part in [A, B, "--backend"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let toml = format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}");
+    let config = load(&toml, None).unwrap();
     assert!(config.backends.of(A).is_some() && config.backends.of(B).is_none());
 }
 

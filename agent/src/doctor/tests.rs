@@ -1,13 +1,12 @@
 use std::collections::BTreeMap;
 use std::fs::Permissions;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use gw_shared::doctor::Verdict;
-use rustix::net::{AddressFamily, SocketType};
 
 use super::*;
 use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, refusal};
+use crate::testing::ClosedPort;
 
 const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\n";
 
@@ -19,8 +18,6 @@ fn findings(
     mut tunnel: impl FnMut() -> String + Send + 'static,
 ) -> BTreeMap<String, (Verdict, String)> {
     let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
     let port = fake_gateway::serve(&authority, move |request| {
         if request.head.starts_with("GET /tunnel ") {
             return tunnel();
@@ -28,12 +25,8 @@ fn findings(
         let date = httpdate::fmt_http_date(SystemTime::now() - Duration::from_secs(60));
         format!("HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-length: 2\r\n\r\n{{}}")
     });
-    drop(fake_gateway::agent(
-        directory.path(),
-        &authority,
-        &authority.identity_pem(years),
-        port,
-    ));
+    let (directory, _) = fake_gateway::agent(&authority, years, port);
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
     // The lock of a running agent, which doctor does not need.
     let _running = StateDir::new(directory.path()).lock().unwrap();
     let options = DoctorOptions {
@@ -44,27 +37,18 @@ fn findings(
     let checks = examine(&options, |name| {
         (name == "GW_HEALTH_CHECK").then(|| "tcp".to_owned())
     });
-    let found = checks
-        .checks()
-        .iter()
-        .cloned()
-        .map(|it| (it.check, (it.verdict, it.found)));
-    found.collect()
+    let found = checks.checks().iter().cloned();
+    found.map(|it| (it.check, (it.verdict, it.found))).collect()
 }
 
 #[test]
 fn checks_of_a_working_agent_succeed() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-    let found = findings(
-        NOW,
-        &format!("http://{}", backend.local_addr().unwrap()),
-        || ACCEPTED.to_owned(),
-    );
-    let verdict = |check: &str| {
-        found
-            .get(check)
-            .unwrap_or_else(|| panic!("{check}: {found:?}"))
-            .0
+    let url = format!("http://{}", backend.local_addr().unwrap());
+    let found = findings(NOW, &url, || ACCEPTED.to_owned());
+    let verdict = |check: &str| match found.get(check) {
+        Some((verdict, _)) => *verdict,
+        None => panic!("{check}: {found:?}"),
     };
     for check in [
         "state folder",
@@ -87,11 +71,8 @@ fn checks_of_a_working_agent_succeed() {
 
 #[test]
 fn failures_are_found_for_certificate_tunnel_and_backend() {
-    // Bound but not listening: connections are refused and the port stays reserved.
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let closed = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-    let found = findings(LONG_AGO, &format!("http://{closed}"), || {
+    let closed = ClosedPort::new();
+    let found = findings(LONG_AGO, &format!("http://{}", closed.address), || {
         refusal(403, "", "GW_AGENT_NOT_ALLOWED")
     });
     let (verdict, error) = &found[&format!("tunnel of {HOSTNAME}")];

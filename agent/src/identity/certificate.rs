@@ -193,18 +193,19 @@ mod tests {
         let pem = identity_pem(&key, &reply).unwrap();
         let identity = Identity::from_pem(pem.as_bytes()).unwrap();
         assert_eq!(identity.chain.len(), 1);
-        let days = |time: SystemTime| {
-            time.duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap()
-                .as_secs()
-                / 86_400
-        };
         let validity = identity.validity().unwrap();
-        assert_eq!(
-            (days(validity.not_before), days(validity.not_after)),
-            (18_262, 18_628)
-        );
+        let days = [validity.not_before, validity.not_after].map(|time| {
+            let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            since.as_secs() / 86_400
+        });
+        assert_eq!(days, [18_262, 18_628]);
+    }
 
+    #[test]
+    fn a_reply_without_the_certificate_of_the_key_is_refused() {
+        let key = KeyPair::generate().unwrap();
+        let request = certificate_request(&key).unwrap();
+        let reply = Authority::new().certify(&request, LONG_AGO);
         let other = KeyPair::generate().unwrap();
         assert!(matches!(
             identity_pem(&other, &reply),
@@ -235,11 +236,10 @@ mod tests {
                 chain: Vec::new(),
                 key: PrivateKeyDer::from(key),
             };
-            let proof = identity
-                .prove("acme--api.eu1.example.com", "drawn")
-                .unwrap();
+            let host = "acme--api.eu1.example.com";
+            let proof = identity.prove(host, "drawn").unwrap();
             assert_eq!(proof.certificate, [1, 2, 3]);
-            let message = handshake::challenge_message("acme--api.eu1.example.com", "drawn");
+            let message = handshake::challenge_message(host, "drawn");
             public.verify(&message, &proof.signature).unwrap();
         }
     }

@@ -224,17 +224,16 @@ fn due(validity: ValidityPeriod, random: f64) -> SystemTime {
 mod tests {
     use std::ops::Range;
 
-    use gw_shared::runtime::Driver;
+    use futures_util::future::Either;
     use tempfile::TempDir;
 
     use super::*;
     use crate::fake_gateway::{self, Authority, LONG_AGO, NOW};
+    use crate::testing::block_on;
 
     /// The certificates of an agent with one that is valid in `years`, and its state folder.
     fn certificates(authority: &Authority, years: Range<i32>) -> (TempDir, CertificateManager) {
-        let directory = tempfile::tempdir().unwrap();
-        let identity = authority.identity_pem(years);
-        let agent = fake_gateway::agent(directory.path(), authority, &identity, 0);
+        let (directory, agent) = fake_gateway::agent(authority, years, 0);
         (directory, agent.certificates)
     }
 
@@ -247,60 +246,43 @@ mod tests {
             not_after: not_before + day,
         };
         let share = |random| {
-            due(validity, random)
-                .duration_since(not_before)
-                .unwrap()
-                .as_secs_f64()
-                / day.as_secs_f64()
+            let after = due(validity, random).duration_since(not_before).unwrap();
+            after.as_secs_f64() / day.as_secs_f64()
         };
-        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-6;
-        assert!(
-            close(share(0.5), 2.0 / 3.0)
-                && close(share(0.0), 0.6)
-                && close(share(7.0), 0.6 + 2.0 / 15.0)
-        );
+        for (random, expected) in [(0.5, 2.0 / 3.0), (0.0, 0.6), (7.0, 0.6 + 2.0 / 15.0)] {
+            assert!((share(random) - expected).abs() < 1e-6, "{random}");
+        }
         let backwards = ValidityPeriod {
             not_before,
             not_after: not_before - day,
         };
-        assert_eq!(
-            due(backwards, 0.5),
-            not_before,
-            "an invalid period is due at once"
-        );
+        // An invalid period is due at once.
+        assert_eq!(due(backwards, 0.5), not_before);
     }
 
     #[test]
     fn renewal_is_due_by_the_gateways_clock() {
         let authority = Authority::new();
         let (_directory, certificates) = certificates(&authority, LONG_AGO);
-        let issued = certificates
-            .state
-            .identity()
-            .unwrap()
-            .validity()
-            .unwrap()
-            .not_before;
+        let identity = certificates.state.identity().unwrap();
+        let issued = identity.validity().unwrap().not_before;
         let outcome = || {
-            let renewed = async {
+            block_on(async {
                 // Without a tunnel the renewal request stays queued.
-                let renewal =
-                    std::pin::pin!(async { certificates.renew_if_due(0.5, &mut None).await });
-                match select(renewal, std::pin::pin!(runtime::yield_now())).await {
-                    futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),
-                    futures_util::future::Either::Right(_) => None,
+                let renewal = pin!(async { certificates.renew_if_due(0.5, &mut None).await });
+                match select(renewal, pin!(runtime::yield_now())).await {
+                    Either::Left((outcome, _)) => Some(outcome.unwrap()),
+                    Either::Right(_) => None,
                 }
-            };
-            Driver::choose().unwrap().block_on(renewed).unwrap()
+            })
         };
         // By the local clock it expired years ago; by the gateway's it was issued an hour ago.
-        certificates
-            .clock
-            .set(issued + Duration::from_hours(1), SystemTime::now());
+        let clock = &certificates.clock;
+        clock.set(issued + Duration::from_hours(1), SystemTime::now());
         assert!(matches!(outcome(), Some(RenewalOutcome::NotDue(_))));
         assert_eq!(certificates.requests.take(), None);
         // Expired by the gateway's clock too.
-        certificates.clock.set(SystemTime::now(), SystemTime::now());
+        clock.set(SystemTime::now(), SystemTime::now());
         assert!(outcome().is_none() && certificates.requests.take().is_some());
         // A certificate has just been issued.
         certificates.request_interval.record(None);
@@ -317,8 +299,8 @@ mod tests {
         let [current, next_id] =
             [&authority, &next].map(|authority| identity(authority).authority().unwrap());
         let renewed = async |key: &mut Option<KeyPair>| {
-            let renewal = std::pin::pin!(certificates.renew_if_due(0.5, key));
-            let answer = std::pin::pin!(async {
+            let renewal = pin!(certificates.renew_if_due(0.5, key));
+            let answer = pin!(async {
                 while certificates.requests.take().is_none_or(|csr| {
                     certificates.requests.answer(Ok(next.certify(&csr, NOW)));
                     true
@@ -327,31 +309,28 @@ mod tests {
                 }
             });
             match select(renewal, answer).await {
-                futures_util::future::Either::Left((outcome, _)) => {
+                Either::Left((outcome, _)) => {
                     matches!(outcome.unwrap(), RenewalOutcome::Renewed(_))
                 }
-                futures_util::future::Either::Right(_) => false,
+                Either::Right(_) => false,
             }
         };
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                assert!(!renewed(&mut None).await, "not asked");
-                certificates.renew_within(current.clone(), Duration::ZERO);
-                assert!(!renewed(&mut None).await, "of this authority already");
-                certificates.renew_within(next_id.clone(), Duration::from_hours(1));
-                certificates.renew_within(next_id.clone(), Duration::ZERO);
-                assert!(!renewed(&mut None).await, "the time is drawn once");
-                certificates.renew_within(current.clone(), Duration::ZERO);
-                certificates.renew_within(next_id.clone(), Duration::ZERO);
-                assert!(renewed(&mut None).await);
-                assert_eq!(
-                    certificates.state.identity().unwrap().authority(),
-                    Some(next_id)
-                );
-                assert!(!renewed(&mut None).await, "once");
-            })
-            .unwrap();
+        block_on(async {
+            assert!(!renewed(&mut None).await, "not asked");
+            certificates.renew_within(current.clone(), Duration::ZERO);
+            assert!(!renewed(&mut None).await, "of this authority already");
+            certificates.renew_within(next_id.clone(), Duration::from_hours(1));
+            certificates.renew_within(next_id.clone(), Duration::ZERO);
+            assert!(!renewed(&mut None).await, "the time is drawn once");
+            certificates.renew_within(current.clone(), Duration::ZERO);
+            certificates.renew_within(next_id.clone(), Duration::ZERO);
+            assert!(renewed(&mut None).await);
+            assert_eq!(
+                certificates.state.identity().unwrap().authority(),
+                Some(next_id)
+            );
+            assert!(!renewed(&mut None).await, "once");
+        });
     }
 
     #[test]
@@ -361,41 +340,30 @@ mod tests {
         let before = certificates.state.identity().unwrap();
         let mut key = None;
         // Plays a tunnel: refuses the first request and answers the second like the gateway.
-        let answer = |refuse: bool| {
-            let csr = certificates.requests.take().unwrap();
-            certificates.requests.answer(if refuse {
-                Err("later".into())
-            } else {
-                Ok(authority.certify(&csr, NOW))
-            });
+        let attempt = async |key: &mut Option<KeyPair>, refuse: bool| {
+            let answer = async {
+                let csr = certificates.requests.take().unwrap();
+                certificates.requests.answer(match refuse {
+                    true => Err("later".into()),
+                    false => Ok(authority.certify(&csr, NOW)),
+                });
+            };
+            futures_util::join!(certificates.renew_if_due(0.5, key), answer).0
         };
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let (refused, ()) =
-                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
-                        answer(true);
-                    });
-                assert!(matches!(refused, Err(RenewalError::Refused(_))));
-                assert!(key.is_some(), "the key is kept for the next attempt");
-                let (renewed, ()) =
-                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async {
-                        answer(false);
-                    });
-                assert!(matches!(renewed, Ok(RenewalOutcome::Renewed(_))));
-                assert!(matches!(
-                    certificates.renew_if_due(0.5, &mut key).await,
-                    Ok(RenewalOutcome::NotDue(_))
-                ));
-            })
-            .unwrap();
+        block_on(async {
+            let refused = attempt(&mut key, true).await;
+            assert!(matches!(refused, Err(RenewalError::Refused(_))));
+            assert!(key.is_some(), "the key is kept for the next attempt");
+            let renewed = attempt(&mut key, false).await;
+            assert!(matches!(renewed, Ok(RenewalOutcome::Renewed(_))));
+            assert!(matches!(
+                certificates.renew_if_due(0.5, &mut key).await,
+                Ok(RenewalOutcome::NotDue(_))
+            ));
+        });
         let after = certificates.state.identity().unwrap();
         assert_ne!(after.certificate, before.certificate);
-        assert_ne!(
-            after.key.secret_der(),
-            before.key.secret_der(),
-            "the key is new"
-        );
+        assert_ne!(after.key.secret_der(), before.key.secret_der());
         assert_eq!(certificates.requests.take(), None);
     }
 }

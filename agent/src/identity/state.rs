@@ -489,9 +489,8 @@ mod tests {
         state.create().unwrap();
         assert!(!state.is_enrolled() && state.pending().unwrap().is_none());
         let enrollment = enrollment();
-        state
-            .complete(&enrollment, "identity", Some("authority"))
-            .unwrap();
+        let completed = state.complete(&enrollment, "identity", Some("authority"));
+        completed.unwrap();
         assert_eq!(state.enrollment().unwrap(), enrollment);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(state.path()), 0o700);
@@ -509,16 +508,13 @@ mod tests {
     fn new_enrollment_replaces_all_files_of_the_old_one() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
-        state
-            .complete(&enrollment(), "old", Some("authority"))
-            .unwrap();
+        let completed = state.complete(&enrollment(), "old", Some("authority"));
+        completed.unwrap();
         fs::write(directory.path().join("identity.pem.new"), "left over").unwrap();
         state.complete(&enrollment(), "new", None).unwrap();
         assert!(state.gateway_authorities().unwrap().is_none());
-        assert_eq!(
-            fs::read_to_string(directory.path().join("identity.pem")).unwrap(),
-            "new"
-        );
+        let identity = fs::read_to_string(directory.path().join("identity.pem"));
+        assert_eq!(identity.unwrap(), "new");
     }
 
     #[test]
@@ -548,22 +544,11 @@ mod tests {
     fn errors_name_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
-        assert!(
-            state
-                .enrollment()
-                .unwrap_err()
-                .to_string()
-                .contains("agent.json")
-        );
+        let error = state.enrollment().unwrap_err().to_string();
+        assert!(error.contains("agent.json"), "{error}");
         fs::write(directory.path().join("identity.pem"), "no key").unwrap();
-        assert!(
-            state
-                .identity()
-                .err()
-                .unwrap()
-                .to_string()
-                .contains("identity.pem")
-        );
+        let error = state.identity().err().unwrap().to_string();
+        assert!(error.contains("identity.pem"), "{error}");
     }
 
     #[test]

@@ -86,7 +86,6 @@ mod tests {
 
     #[test]
     fn messages_take_a_member_of_a_later_version() {
-        let none: [String; 0] = [];
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
         let start = ToWorker::Start {
@@ -108,7 +107,7 @@ mod tests {
             ToWorker::Stop,
             ToWorker::Detach,
         ] {
-            assert_eq!(pass(&message, &[]), none);
+            assert_eq!(pass(&message, &[]), [""; 0]);
         }
         let update = AgentEvent::Update { program };
         assert_eq!(pass(&update, &[]), ["/program"]);
@@ -120,7 +119,7 @@ mod tests {
             AgentEvent::Displaced,
             AgentEvent::Deleted,
         ] {
-            assert_eq!(pass(&event, &[]), none);
+            assert_eq!(pass(&event, &[]), [""; 0]);
         }
     }
 }

@@ -73,20 +73,16 @@ mod tests {
         let file = folder.path().join("agent.toml");
         let load = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            SupervisorSettings::load(
-                &ConfigSource {
-                    file: Some(file.clone()),
-                    state_dir: None,
-                },
-                |_| None,
-            )
+            let source = ConfigSource {
+                file: Some(file.clone()),
+                state_dir: None,
+            };
+            SupervisorSettings::load(&source, |_| None)
         };
-        let settings =
-            load("state_dir = \"/s\"\nlog_format = \"json\"\nbackend = 7\nnew_key = 1\n").unwrap();
-        assert_eq!(
-            (settings.state.path().to_str(), settings.release_keys),
-            (Some("/s"), None)
-        );
+        let text = "state_dir = '/s'\nlog_format = 'json'\nbackend = 7\nnew_key = 1\n";
+        let settings = load(text).unwrap();
+        assert_eq!(settings.state.path().to_str(), Some("/s"));
+        assert_eq!(settings.release_keys, None);
         assert_eq!(settings.log_format, LogFormat::Json);
         assert!(matches!(
             load("update = \"sometimes\"\n"),

@@ -545,10 +545,8 @@ mod tests {
         let state = StateDir::new(folder.path());
         let stored = |version: &str| {
             let program = SignedProgram::sign(version.parse().unwrap(), TARGET, b"program", &pair);
-            ReservedFile::new(&state, &program)
-                .unwrap()
-                .store(b"program")
-                .unwrap();
+            let file = ReservedFile::new(&state, &program).unwrap();
+            file.store(b"program").unwrap();
             let record = UpdateRecord {
                 current: Some(program),
                 ..state.updates().unwrap()
@@ -575,16 +573,12 @@ mod tests {
         let mut supervisor = Supervisor::new(settings, invocation).unwrap();
         let chosen = |supervisor: &Supervisor, version: &str| {
             stored(version);
-            supervisor
-                .choose(Version::own())
-                .program
-                .map(|program| program.version.to_string())
+            let program = supervisor.choose(Version::own()).program;
+            program.map(|program| program.version.to_string())
         };
         assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
         assert_eq!(runtime.block_on(supervisor.act(Action::Prove)), None);
         assert_eq!(chosen(&supervisor, "999.0.0"), None);
         assert_eq!(chosen(&supervisor, "999.0.1").as_deref(), Some("999.0.1"));

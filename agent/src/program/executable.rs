@@ -156,11 +156,8 @@ mod tests {
             Executable::nameless(folder.path(), &content),
         ];
         for copy in copies.map(Result::unwrap) {
-            assert_eq!(
-                Command::new(copy.path()).status().unwrap().code(),
-                Some(1),
-                "{copy:?}"
-            );
+            let status = Command::new(copy.path()).status().unwrap();
+            assert_eq!(status.code(), Some(1), "{copy:?}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -172,44 +169,35 @@ mod tests {
             let spawn = |path: &Path| {
                 let file = fs::read_link(path)?.to_string_lossy().into_owned();
                 let is_forbidden = forbidden.iter().any(|part| file.contains(part));
-                if is_forbidden {
-                    Err(ErrorKind::PermissionDenied.into())
-                } else {
-                    Ok(file)
+                match is_forbidden {
+                    true => Err(ErrorKind::PermissionDenied.into()),
+                    false => Ok(file),
                 }
             };
             execute("gw-agent-1.2.3", b"program", folder.path(), is_root, spawn)
         };
-        assert!(
-            run(false, &[])
-                .unwrap()
-                .starts_with("/memfd:gw-agent-1.2.3")
-        );
-        assert!(
-            run(true, &["/memfd:"])
-                .unwrap()
-                .starts_with(folder.path().to_str().unwrap())
-        );
+        let in_memory = run(false, &[]).unwrap();
+        assert!(in_memory.starts_with("/memfd:gw-agent-1.2.3"));
+        let in_file = run(true, &["/memfd:"]).unwrap();
+        assert!(in_file.starts_with(folder.path().to_str().unwrap()));
         assert!(matches!(
             run(false, &["/memfd:"]),
             Err(ExecutionError::Memory(_))
         ));
         let error = run(true, &["/"]).unwrap_err().to_string();
-        assert!(
-            error.contains("vm.memfd_noexec") && error.contains("without noexec"),
-            "{error}"
-        );
+        for part in ["vm.memfd_noexec", "without noexec"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]
     fn a_sealed_copy_cannot_be_changed() {
         let mut copy = Executable::sealed("program", b"program").unwrap();
         copy.0.rewind().unwrap();
-        assert!(
-            copy.0.write_all(b"P").is_err()
-                && copy.0.set_len(1).is_err()
-                && copy.0.set_len(99).is_err()
-        );
+        assert!(copy.0.write_all(b"P").is_err());
+        for length in [1, 99] {
+            assert!(copy.0.set_len(length).is_err(), "{length}");
+        }
         // Opened again for writing, it is the same sealed file.
         let again = OpenOptions::new().write(true).open(copy.path());
         assert!(again.is_err() || again.unwrap().write_all(b"P").is_err());
@@ -222,10 +210,8 @@ mod tests {
         let file = folder.path().join("copy");
         for content in ["Program", "program and more", "pro"] {
             fs::write(&file, content).unwrap();
-            assert!(
-                Executable::compared(File::open(&file).unwrap(), b"program").is_err(),
-                "{content}"
-            );
+            let compared = Executable::compared(File::open(&file).unwrap(), b"program");
+            assert!(compared.is_err(), "{content}");
         }
     }
 }

@@ -178,15 +178,16 @@ mod tests {
         SignedProgram::sign(version.parse().unwrap(), TARGET, b"program", key)
     }
 
+    /// Updates of an agent with the release key `key`.
+    fn updates(key: &Ed25519KeyPair, record: &UpdateRecord) -> Updates {
+        Updates::new(Some(ReleaseKey::of(key).into()), None, record)
+    }
+
     #[test]
     fn only_a_newer_program_with_the_right_signature_is_accepted() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let other = Ed25519KeyPair::generate().unwrap();
-        let updates = Updates::new(
-            Some(ReleaseKey::of(&pair).into()),
-            None,
-            &UpdateRecord::default(),
-        );
+        let updates = updates(&pair, &UpdateRecord::default());
         let mut offers = updates.offer.subscribe();
         let mut accepted = |program: SignedProgram| {
             updates.offered(vec![program]);
@@ -194,29 +195,31 @@ mod tests {
             offers.mark_unchanged();
             is_new
         };
-        assert!(
-            !accepted(signed(&Version::own().to_string(), &pair)),
-            "the same version"
-        );
-        assert!(!accepted(signed("0.0.1", &pair)), "an older version");
-        assert!(!accepted(signed("999.0.0", &other)), "another key");
-        assert!(accepted(signed("999.0.0", &pair)));
-        assert!(
-            !accepted(signed("999.0.0", &pair)),
-            "the same offer of another tunnel"
-        );
-        assert_eq!(
-            updates.report().state,
-            UpdateState::Failed,
-            "the offer by another key"
-        );
         let tampered = SignedProgram {
             version: "999.0.1".parse().unwrap(),
             ..signed("999.0.0", &pair)
         };
-        assert!(!accepted(tampered));
         let foreign = SignedProgram::sign("999.0.2".parse().unwrap(), "vax", b"program", &pair);
-        assert!(!accepted(foreign));
+        for (name, program, is_new) in [
+            (
+                "the same version",
+                signed(&Version::own().to_string(), &pair),
+                false,
+            ),
+            ("an older version", signed("0.0.1", &pair), false),
+            ("another key", signed("999.0.0", &other), false),
+            ("a newer version", signed("999.0.0", &pair), true),
+            (
+                "the offer of another tunnel",
+                signed("999.0.0", &pair),
+                false,
+            ),
+            ("a changed version", tampered, false),
+            ("another target", foreign, false),
+        ] {
+            assert_eq!(accepted(program), is_new, "{name}");
+        }
+        assert_eq!(updates.report().state, UpdateState::Failed);
     }
 
     #[test]
@@ -227,13 +230,9 @@ mod tests {
             updates.offered(vec![program.clone()]);
             updates.offer.borrow().is_some()
         };
-        let updates = Updates::new(
-            Some(ReleaseKey::of(&pair).into()),
-            None,
-            &UpdateRecord::default(),
-        );
-        updates.given_up(&program, "it does not start", true);
-        assert!(!takes_offer(&updates));
+        let first = updates(&pair, &UpdateRecord::default());
+        first.given_up(&program, "it does not start", true);
+        assert!(!takes_offer(&first));
         let mut record = UpdateRecord::default();
         // Blocked tunnels never refuse it for good.
         for (error, is_refused) in [("it has no tunnel", false); 9]
@@ -241,12 +240,10 @@ mod tests {
             .chain([("it crashed", true)])
         {
             record.add_failure(&program, error, is_refused);
-            let restarted = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
+            let restarted = updates(&pair, &record);
             let report = restarted.report();
-            assert_eq!(
-                (report.state, report.error.as_deref()),
-                (UpdateState::Failed, Some(error))
-            );
+            assert_eq!(report.state, UpdateState::Failed);
+            assert_eq!(report.error.as_deref(), Some(error));
             assert_eq!(takes_offer(&restarted), !is_refused);
         }
     }
@@ -260,7 +257,7 @@ mod tests {
             floor: Some(floor),
             ..UpdateRecord::default()
         };
-        let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
+        let updates = updates(&pair, &record);
         let accepted = |minimum, version| {
             let described = SignedProgram::describe(version, TARGET, b"program");
             let program = SignedProgram {
@@ -268,25 +265,17 @@ mod tests {
                 ..described
             };
             updates.offered(vec![program.signed(&pair)]);
-            updates
-                .offer
-                .borrow()
-                .as_ref()
-                .is_some_and(|offer| offer.version == version)
+            let offer = updates.offer.borrow();
+            offer.as_ref().is_some_and(|offer| offer.version == version)
         };
-        assert!(
-            !accepted(None, older)
-                && updates
-                    .report()
-                    .error
-                    .unwrap()
-                    .contains("older than 999.0.1")
-        );
+        assert!(!accepted(None, older));
+        let error = updates.report().error.unwrap();
+        assert!(error.contains("older than 999.0.1"), "{error}");
         assert!(accepted(None, floor), "the program that was lost");
         assert!(accepted(Some(newer), newest));
         assert!(
             !accepted(None, floor),
-            "below what the release key requires"
+            "the release key requires a newer one"
         );
         assert!(accepted(None, newer));
     }
@@ -305,7 +294,7 @@ mod tests {
             ..UpdateRecord::default()
         };
         let accepted = |replaces| {
-            let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
+            let updates = updates(&pair, &record);
             let described = SignedProgram::describe(older, TARGET, b"program");
             let program = SignedProgram {
                 replaces,
@@ -323,28 +312,19 @@ mod tests {
     fn the_program_that_runs_is_not_fetched_again() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = signed("999.0.0", &pair);
-        let updates = Updates::new(
-            Some(ReleaseKey::of(&pair).into()),
-            Some(program.clone()),
-            &UpdateRecord::default(),
-        );
+        let keys = Some(ReleaseKey::of(&pair).into());
+        let updates = Updates::new(keys, Some(program.clone()), &UpdateRecord::default());
         updates.offered(vec![program]);
-        assert_eq!(
-            (updates.offer.borrow().clone(), updates.report().state),
-            (None, UpdateState::Ready)
-        );
+        assert!(updates.offer.borrow().is_none());
+        assert_eq!(updates.report().state, UpdateState::Ready);
     }
 
     #[test]
     fn an_agent_without_updates_takes_no_offer() {
         let updates = Updates::new(None, None, &UpdateRecord::default());
-        updates.offered(vec![signed(
-            "999.0.0",
-            &Ed25519KeyPair::generate().unwrap(),
-        )]);
-        assert_eq!(
-            (updates.offer.borrow().clone(), updates.report().state),
-            (None, UpdateState::Off)
-        );
+        let key = Ed25519KeyPair::generate().unwrap();
+        updates.offered(vec![signed("999.0.0", &key)]);
+        assert!(updates.offer.borrow().is_none());
+        assert_eq!(updates.report().state, UpdateState::Off);
     }
 }

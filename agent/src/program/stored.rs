@@ -258,32 +258,29 @@ mod tests {
     use super::*;
     use crate::later_member::pass;
 
+    fn program(version: &str, content: &[u8], key: &Ed25519KeyPair) -> SignedProgram {
+        SignedProgram::sign(version.parse().unwrap(), TARGET, content, key)
+    }
+
     #[test]
     fn stored_programs_are_checked_again() {
         let directory = tempfile::tempdir().unwrap();
         let pair = Ed25519KeyPair::generate().unwrap();
         let state = StateDir::new(directory.path());
         let keys = ReleaseKey::of(&pair).into();
-        let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
+        let program = program("9.0.0", b"program", &pair);
         let path = path(&state, &program);
         let write = || {
-            ReservedFile::new(&state, &program)
-                .unwrap()
-                .store(b"program")
-                .unwrap();
+            let file = ReservedFile::new(&state, &program).unwrap();
+            file.store(b"program").unwrap();
         };
         write();
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o700
-        );
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
         assert_eq!(read(&state, &program, &keys).unwrap(), b"program");
         fs::write(&path, b"Program").unwrap();
-        assert!(
-            read(&state, &program, &keys)
-                .unwrap_err()
-                .contains("SHA-256")
-        );
+        let error = read(&state, &program, &keys).unwrap_err();
+        assert!(error.contains("SHA-256"), "{error}");
         write();
         remove_others(&state, Some(&path));
         assert!(path.exists());
@@ -300,36 +297,21 @@ mod tests {
         fs::write(&file, b"program").unwrap();
         assert_eq!(read_own(&file).unwrap(), b"program");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert_eq!(
-            read_own(&link).unwrap_err().raw_os_error(),
-            Some(Errno::LOOP.raw_os_error())
-        );
+        let error = read_own(&link).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::LOOP.raw_os_error()));
         let pipe = directory.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
         for other in [directory.path(), &pipe] {
-            assert!(
-                read_own(other)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("regular file"),
-                "{other:?}"
-            );
+            let error = read_own(other).unwrap_err().to_string();
+            assert!(error.contains("regular file"), "{other:?}: {error}");
         }
-        File::options()
-            .write(true)
-            .open(&file)
-            .unwrap()
-            .set_len(SIZE_MAX + 9)
-            .unwrap();
+        let opened = File::options().write(true).open(&file).unwrap();
+        opened.set_len(SIZE_MAX + 9).unwrap();
         assert_eq!(read_own(&file).unwrap().len() as u64, SIZE_MAX + 1);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
-            assert!(
-                read_own(&file)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("belongs to user 65534")
-            );
+            let error = read_own(&file).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 65534"), "{error}");
         }
     }
 
@@ -339,17 +321,15 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let state = StateDir::new(directory.path());
         let files = || fs::read_dir(folder(&state)).unwrap().count();
-        let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
+        let program = program("9.0.0", b"program", &pair);
         drop(ReservedFile::new(&state, &program).unwrap());
         assert_eq!(files(), 0);
         let large = SignedProgram {
             size: 1 << 60,
             ..program
         };
-        assert!(
-            ReservedFile::new(&state, &large).is_err(),
-            "no disk has the space"
-        );
+        // No disk has the space.
+        assert!(ReservedFile::new(&state, &large).is_err());
         assert_eq!(files(), 0);
     }
 
@@ -361,14 +341,13 @@ mod tests {
         let mut record = state.updates().unwrap();
         assert_eq!(record, UpdateRecord::default());
         for number in 0..=FAILED_MAX {
-            let program =
-                SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, &[number as u8], &pair);
+            let program = program("9.0.0", &[number as u8], &pair);
             record.add_failure(&program, "it failed", false);
             record.add_failure(&program, &"é".repeat(1000), true);
         }
         assert_eq!(record.failed.len(), FAILED_MAX);
         assert_eq!(record.failed[0].error.len(), UpdateReport::ERROR_MAX);
-        let other = SignedProgram::sign("9.0.1".parse().unwrap(), TARGET, b"program", &pair);
+        let other = program("9.0.1", b"program", &pair);
         record.add_failure(&other, "it crashed", true);
         state.write_updates(&record).unwrap();
         assert_eq!(state.updates().unwrap(), record);
@@ -377,7 +356,7 @@ mod tests {
     #[test]
     fn the_record_keeps_members_of_a_later_version() {
         let pair = Ed25519KeyPair::generate().unwrap();
-        let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
+        let program = program("9.0.0", b"program", &pair);
         let mut record = UpdateRecord::default();
         record.add_failure(&program, "it failed", false);
         record.current = Some(program);

@@ -229,35 +229,32 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use gw_shared::runtime::Driver;
-
     use super::super::ProxySettings;
     use super::*;
+    use crate::testing::block_on;
 
     /// Connects to `gateway.test:443` through a proxy that answers with `answer` and closes.
     /// Returns the request that the proxy received, and the error.
-    fn connect(userinfo: &str, answer: &'static [u8]) -> (String, Result<(), String>) {
+    fn connect(userinfo: &str, answer: &[u8]) -> (String, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{userinfo}{}", listener.local_addr().unwrap());
+        let answer = answer.to_vec();
         let proxy = thread::spawn(move || {
             let mut reader = BufReader::new(listener.accept().unwrap().0);
             let mut head = String::new();
             while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap() > 0 {}
             // Fails if the agent has given up.
-            let _ = reader.get_mut().write_all(answer);
+            let _ = reader.get_mut().write_all(&answer);
             head
         });
         let environment = |name: &str| (name == "GW_PROXY").then(|| url.clone());
         let settings = ProxySettings::of_environment(&environment).unwrap();
-        let connected = Driver::choose().unwrap().block_on(async {
+        let connected = block_on(async {
             let proxy = settings.for_host("gateway.test", 443).unwrap();
-            proxy
-                .connect("gateway.test", 443)
-                .await
-                .map(drop)
-                .map_err(|error| error.to_string())
+            let connected = proxy.connect("gateway.test", 443).await;
+            connected.map(drop).map_err(|error| error.to_string())
         });
-        (proxy.join().unwrap(), connected.unwrap())
+        (proxy.join().unwrap(), connected)
     }
 
     #[test]
@@ -272,14 +269,10 @@ mod tests {
             "CONNECT gateway.test:443 HTTP/1.1\r\nHost: gateway.test:443\r\n\
              Proxy-Authorization: Basic dXNlcjpwQHNz\r\n\r\n"
         );
-        let (request, connected) = connect(
-            "",
-            b"HTTP/1.1 103 x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n",
-        );
-        assert_eq!(
-            (connected, request.contains("Proxy-Authorization")),
-            (Ok(()), false)
-        );
+        let answer = b"HTTP/1.1 103 x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n";
+        let (request, connected) = connect("", answer);
+        assert_eq!(connected, Ok(()));
+        assert!(!request.contains("Proxy-Authorization"));
         assert_eq!(
             [authority("::1", 1), authority("[::1]", 1)],
             ["[::1]:1", "[::1]:1"]
@@ -288,67 +281,49 @@ mod tests {
 
     #[test]
     fn refusals_name_the_proxy_the_status_and_the_remedy() {
-        for (userinfo, answer, expected) in [
+        let [no_user, wrong_user] = [
+            "requires a user and password",
+            "does not accept the user and password",
+        ];
+        for (userinfo, status, expected) in [
+            ("", "1.1 407", &[no_user, "407", "GW_PROXY"][..]),
+            ("u:p@", "1.1 407", &[wrong_user, "407", "GW_PROXY"]),
+            ("u:p@", "1.0 401", &[wrong_user, "401"]),
             (
                 "",
-                &b"HTTP/1.1 407 x\r\n\r\n"[..],
-                &["requires a user and password", "407", "GW_PROXY"][..],
-            ),
-            (
-                "u:p@",
-                b"HTTP/1.1 407 x\r\n\r\n",
-                &["does not accept the user and password", "407", "GW_PROXY"],
-            ),
-            (
-                "u:p@",
-                b"HTTP/1.0 401 x\r\n\r\n",
-                &["does not accept the user and password", "401"],
-            ),
-            (
-                "",
-                b"HTTP/1.1 403 x\r\n\r\n",
+                "1.1 403",
                 &["403 Forbidden", "gateway.test:443", "allow CONNECT"],
             ),
             (
                 "",
-                b"HTTP/1.1 502 x\r\n\r\n",
+                "1.1 502",
                 &["502 Bad Gateway", "gateway.test:443", "resolves"],
             ),
-            (
-                "",
-                b"HTTP/1.1 504 x\r\n\r\n",
-                &["504 Gateway Timeout", "gateway.test:443"],
-            ),
-            ("", b"HTTP/1.1 302 x\r\nLocation: /\r\n\r\n", &["302 Found"]),
+            ("", "1.1 504", &["504 Gateway Timeout", "gateway.test:443"]),
+            ("", "1.1 302", &["302 Found"]),
         ] {
-            let error = connect(userinfo, answer).1.unwrap_err();
+            let answer = format!("HTTP/{status} x\r\nLocation: /\r\n\r\n");
+            let error = connect(userinfo, answer.as_bytes()).1.unwrap_err();
             assert!(error.starts_with("the proxy at 127.0.0.1:"), "{error}");
-            assert!(
-                expected.iter().all(|part| error.contains(part)),
-                "{expected:?}: {error}"
-            );
+            for part in expected {
+                assert!(error.contains(part), "{part}: {error}");
+            }
         }
     }
 
     #[test]
     fn answers_that_are_not_of_a_proxy_are_errors() {
-        static LONG: [u8; 16 * 1024] = [b'a'; 16 * 1024];
+        let interim = b"HTTP/1.1 100 x\r\n\r\n".repeat(INTERIM_MAX + 1);
         for (answer, expected) in [
             (&b""[..], "closed the connection"),
             (b"HTTP/1.1 200 OK\r\n", "closed the connection"),
             (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "valid HTTP"),
             (b"HTTP/1.1 200 OK\r\n\r\nhello", "sent bytes before"),
-            (&LONG, "larger than 8192 bytes"),
+            (&[b'a'; 16 * 1024], "larger than 8192 bytes"),
+            (&interim, "too many interim answers"),
         ] {
             let error = connect("", answer).1.unwrap_err();
             assert!(error.contains(expected), "{expected}: {error}");
         }
-        let interim = b"HTTP/1.1 100 x\r\n\r\n".repeat(INTERIM_MAX + 1).leak();
-        assert!(
-            connect("", interim)
-                .1
-                .unwrap_err()
-                .contains("too many interim answers")
-        );
     }
 }

@@ -281,10 +281,8 @@ mod tests {
     /// Reads this text of agent.toml with these variables.
     fn settings(text: &str, variables: &[(&str, &str)]) -> Result<ProxySettings, Vec<String>> {
         let environment = |name: &str| {
-            variables
-                .iter()
-                .find(|(set, _)| *set == name)
-                .map(|(_, value)| (*value).to_owned())
+            let found = variables.iter().find(|(set, _)| *set == name);
+            found.map(|(_, value)| (*value).to_owned())
         };
         let mut keys = Keys::new(text.parse().unwrap(), &environment);
         let settings = ProxySettings::take(&mut keys);
@@ -297,21 +295,13 @@ mod tests {
     }
 
     fn proxy_for(text: &str, variables: &[(&str, &str)], host: &str) -> Option<String> {
-        settings(text, variables)
-            .unwrap()
-            .for_host(host, 443)
-            .map(Proxy::to_string)
+        let settings = settings(text, variables).unwrap();
+        settings.for_host(host, 443).map(Proxy::to_string)
     }
 
-    fn authorization(url: &str) -> String {
-        settings(&format!("proxy = '{url}'"), &[])
-            .unwrap()
-            .proxy
-            .unwrap()
-            .authorization
-            .unwrap()
-            .reveal()
-            .to_owned()
+    fn authorization(settings: ProxySettings) -> String {
+        let authorization = settings.proxy.unwrap().authorization;
+        authorization.unwrap().reveal().to_owned()
     }
 
     #[test]
@@ -322,55 +312,33 @@ mod tests {
             ("https_proxy", "http://lower:2"),
             ("GW_PROXY", "http://own:3"),
         ];
-        assert_eq!(proxy_for("", &[], HOST), None);
-        assert_eq!(
-            proxy_for("proxy = 'http://file:4'", &all, HOST).unwrap(),
-            "own:3"
-        );
-        assert_eq!(
-            proxy_for("proxy = 'http://file:4'", &all[..2], HOST).unwrap(),
-            "file:4"
-        );
-        assert_eq!(proxy_for("", &all[..2], HOST).unwrap(), "upper:1");
-        assert_eq!(
-            proxy_for("", &[("HTTPS_PROXY", ""), all[1]], HOST).unwrap(),
-            "lower:2"
-        );
-        // An empty setting of the agent's own means no proxy.
-        assert_eq!(proxy_for("proxy = ''", &all[..2], HOST), None);
-        assert_eq!(
-            proxy_for("proxy = 'http://file:4'", &[("GW_PROXY", ""), all[0]], HOST),
-            None
-        );
+        let file = "proxy = 'http://file:4'";
+        for (text, variables, expected) in [
+            ("", &[][..], None),
+            (file, &all, Some("own:3")),
+            (file, &all[..2], Some("file:4")),
+            ("", &all[..2], Some("upper:1")),
+            ("", &[("HTTPS_PROXY", ""), all[1]], Some("lower:2")),
+            // An empty setting of the agent's own means no proxy.
+            ("proxy = ''", &all[..2], None),
+            (file, &[("GW_PROXY", ""), all[0]], None),
+        ] {
+            let proxy = proxy_for(text, variables, HOST);
+            assert_eq!(proxy.as_deref(), expected, "{text} {variables:?}");
+        }
     }
 
     #[test]
     fn exceptions_apply_to_every_proxy_and_loopback_to_those_of_all_programs() {
+        const OWN: &str = "proxy = 'http://p'";
         let no_proxy = ("no_proxy", "example.com");
-        assert_eq!(
-            proxy_for("proxy = 'http://p'", &[no_proxy], "eu1.example.com"),
-            None
-        );
-        assert_eq!(
-            proxy_for(
-                "proxy = 'http://p'",
-                &[("NO_PROXY", "a.org"), no_proxy],
-                "eu1.example.com"
-            )
-            .unwrap(),
-            "p:80"
-        );
+        let proxy = |variables: &[(&str, &str)]| proxy_for(OWN, variables, "eu1.example.com");
+        assert_eq!(proxy(&[no_proxy]), None);
+        assert_eq!(proxy(&[("NO_PROXY", "a.org"), no_proxy]).unwrap(), "p:80");
         for host in ["eu1.gw.localhost", "127.0.0.1", "[::1]"] {
-            assert_eq!(
-                proxy_for("", &[("HTTPS_PROXY", "http://p")], host),
-                None,
-                "{host}"
-            );
-            assert_eq!(
-                proxy_for("proxy = 'http://p'", &[], host).unwrap(),
-                "p:80",
-                "{host}"
-            );
+            let of_all = proxy_for("", &[("HTTPS_PROXY", "http://p")], host);
+            assert_eq!(of_all, None, "{host}");
+            assert_eq!(proxy_for(OWN, &[], host).unwrap(), "p:80", "{host}");
         }
     }
 
@@ -382,18 +350,23 @@ mod tests {
             ("proxy:8080", "proxy:8080"),
             ("http://u:p@[::1]:3128", "[::1]:3128"),
         ] {
-            assert_eq!(
-                proxy_for(&format!("proxy = '{url}'"), &[], "h").unwrap(),
-                proxy
-            );
+            let found = proxy_for(&format!("proxy = '{url}'"), &[], "h");
+            assert_eq!(found.unwrap(), proxy);
         }
-        // base64("user:p@ss:word"), as in RFC 7617 with the first `:` between user and password.
-        assert_eq!(
-            authorization("http://user:p%40ss:word@h"),
-            "Basic dXNlcjpwQHNzOndvcmQ="
-        );
-        assert_eq!(authorization("http://user@h"), "Basic dXNlcjo=");
-        assert_eq!(authorization("http://%C3%BC:@h"), "Basic w7w6");
+    }
+
+    #[test]
+    fn credentials_of_urls_are_sent_as_basic_authentication() {
+        for (userinfo, expected) in [
+            // base64("user:p@ss:word"), as in RFC 7617 with the first `:` between user and
+            // password.
+            ("user:p%40ss:word", "Basic dXNlcjpwQHNzOndvcmQ="),
+            ("user", "Basic dXNlcjo="),
+            ("%C3%BC:", "Basic w7w6"),
+        ] {
+            let settings = settings(&format!("proxy = 'http://{userinfo}@h'"), &[]);
+            assert_eq!(authorization(settings.unwrap()), expected);
+        }
     }
 
     #[test]
@@ -433,14 +406,15 @@ mod tests {
             errors[0].starts_with("proxy: ") && !errors[0].contains("hunter2"),
             "{errors:?}"
         );
-        let printed = format!(
-            "{:?}",
-            settings("proxy = 'http://u:hunter2@h'", &[]).unwrap()
-        );
-        assert!(
-            !printed.contains("hunter2") && !printed.contains(&STANDARD.encode("u:hunter2")),
-            "{printed}"
-        );
+    }
+
+    #[test]
+    fn the_debug_form_has_no_password() {
+        let settings = settings("proxy = 'http://u:hunter2@h'", &[]).unwrap();
+        let printed = format!("{settings:?}");
+        for secret in ["hunter2", &STANDARD.encode("u:hunter2")] {
+            assert!(!printed.contains(secret), "{printed}");
+        }
     }
 
     #[test]
@@ -449,31 +423,13 @@ mod tests {
         let file = folder.path().join("password");
         let with = |contents: &str, url: &str| {
             std::fs::write(&file, contents).unwrap();
-            let read = settings(
-                &format!(
-                    "proxy = '{url}'\nproxy_password_file = '{}'",
-                    file.display()
-                ),
-                &[],
-            );
-            read.map(|settings| {
-                settings
-                    .proxy
-                    .unwrap()
-                    .authorization
-                    .unwrap()
-                    .reveal()
-                    .to_owned()
-            })
+            let file = file.display();
+            let text = format!("proxy = '{url}'\nproxy_password_file = '{file}'");
+            settings(&text, &[]).map(authorization)
         };
-        assert_eq!(
-            with("p@ss:word\n", "http://user:other@h").unwrap(),
-            "Basic dXNlcjpwQHNzOndvcmQ="
-        );
-        assert_eq!(
-            with("p@ss:word\r\n", "http://user@h").unwrap(),
-            "Basic dXNlcjpwQHNzOndvcmQ="
-        );
+        let expected = Ok("Basic dXNlcjpwQHNzOndvcmQ=".to_owned());
+        assert_eq!(with("p@ss:word\n", "http://user:other@h"), expected);
+        assert_eq!(with("p@ss:word\r\n", "http://user@h"), expected);
         for wrong in ["", "\n", "two\nlines\n"] {
             let errors = with(wrong, "http://user@h").unwrap_err();
             assert!(
@@ -486,10 +442,8 @@ mod tests {
             "proxy_password_file = '/none'",
             "proxy_password_file = '/none'\nproxy = 'http://u@h'",
         ] {
-            assert!(
-                settings(text, &[]).unwrap_err()[0].starts_with("proxy_password_file: "),
-                "{text}"
-            );
+            let errors = settings(text, &[]).unwrap_err();
+            assert!(errors[0].starts_with("proxy_password_file: "), "{text}");
         }
     }
 }

@@ -196,22 +196,23 @@ impl DialError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::ops::Range;
+    use std::sync::{Arc, mpsc};
     use std::{fs, thread};
 
     use gw_shared::identity::enrollment::CsrRequest;
-    use gw_shared::runtime::Driver;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
     use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, Request, json, refusal};
+    use crate::testing::block_on;
 
     const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nabc";
 
     /// Dials with a certificate that is valid in `years`. Returns the first bytes of the tunnel or
     /// the error, and the start lines of the requests that the gateway received.
     fn dial_once(
-        years: std::ops::Range<i32>,
+        years: Range<i32>,
         answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
     ) -> (Result<String, DialError>, Vec<String>) {
         dial_times(1, years, answer)
@@ -220,50 +221,35 @@ mod tests {
     /// Dials several times and returns the result of the last dial.
     fn dial_times(
         times: usize,
-        years: std::ops::Range<i32>,
+        years: Range<i32>,
         mut answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
     ) -> (Result<String, DialError>, Vec<String>) {
-        let authority = Authority::new();
-        let directory = tempfile::tempdir().unwrap();
-        let authority = std::sync::Arc::new(authority);
+        let authority = Arc::new(Authority::new());
         let (seen, requests) = mpsc::channel();
-        let port = fake_gateway::serve(&authority, {
-            let authority = std::sync::Arc::clone(&authority);
-            move |request| {
-                seen.send(request.head.lines().next().unwrap().to_owned())
-                    .unwrap();
-                answer(&authority, request)
-            }
+        let of_gateway = Arc::clone(&authority);
+        let port = fake_gateway::serve(&authority, move |request| {
+            let start_line = request.head.lines().next().unwrap();
+            seen.send(start_line.to_owned()).unwrap();
+            answer(&of_gateway, request)
         });
-        let agent = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(years),
-            port,
-        );
-        let dialled = Driver::choose().unwrap().block_on(async {
+        let (_directory, agent) = fake_gateway::agent(&authority, years, port);
+        let dialled = block_on(async {
             for _ in 1..times {
                 assert!(dial(&agent, HOSTNAME).await.is_err());
             }
             let stream = dial(&agent, HOSTNAME).await?;
             let mut first = [0; 3];
-            let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first))
-                .await
-                .unwrap();
-            Ok(String::from_utf8(first[..read].to_vec()).unwrap())
+            let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first)).await;
+            Ok(String::from_utf8(first[..read.unwrap()].to_vec()).unwrap())
         });
-        (dialled.unwrap(), requests.try_iter().collect())
+        (dialled, requests.try_iter().collect())
     }
 
     fn certify(authority: &Authority, request: &Request) -> String {
         certify_for(authority, request, NOW)
     }
 
-    fn certify_for(
-        authority: &Authority,
-        request: &Request,
-        years: std::ops::Range<i32>,
-    ) -> String {
+    fn certify_for(authority: &Authority, request: &Request, years: Range<i32>) -> String {
         let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
         assert!(request.agent_id.is_some());
         json(200, "", &authority.certify(&request.csr, years))
@@ -272,33 +258,27 @@ mod tests {
     #[test]
     fn an_identity_that_may_not_be_on_the_disk_opens_no_tunnel() {
         let authority = Authority::new();
-        let directory = tempfile::tempdir().unwrap();
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&authority, move |_| {
             seen.send(()).unwrap();
             ACCEPTED.into()
         });
-        let pem = authority.identity_pem(NOW);
-        let agent = fake_gateway::agent(directory.path(), &authority, &pem, port);
+        let (directory, agent) = fake_gateway::agent(&authority, NOW, port);
         // fsync(2) of a named pipe fails.
         let path = directory.path().join("identity.pem");
+        let pem = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let writer = thread::spawn(move || fs::write(path, pem).unwrap());
-        let refused = Driver::choose()
-            .unwrap()
-            .block_on(async { dial(&agent, HOSTNAME).await.err() })
-            .unwrap();
+        let refused = block_on(async { dial(&agent, HOSTNAME).await.err() });
         writer.join().unwrap();
         let error = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(
             error.contains("identity.pem: cannot make sure that the file is on the disk"),
             "{error}"
         );
-        assert!(
-            requests.try_recv().is_err(),
-            "nothing was asked of the gateway"
-        );
+        // The gateway got no request.
+        assert!(requests.try_recv().is_err());
     }
 
     #[test]
@@ -307,25 +287,27 @@ mod tests {
         assert_eq!((dialled.unwrap().as_str(), requests.len()), ("abc", 1));
     }
 
+    /// The gateway's challenge of an agent.
+    fn challenge() -> String {
+        let field = "www-authenticate: Gw-Agent challenge=\"drawn\"\r\n";
+        refusal(401, field, "GW_AGENT_CERTIFICATE_REQUIRED")
+    }
+
     #[test]
-    fn challenge_is_answered_once_on_the_same_connection() {
-        let challenge = "www-authenticate: Gw-Agent challenge=\"drawn\"\r\n";
-        let (dialled, requests) = dial_once(NOW, move |_, request| {
-            if request
-                .head
-                .contains("authorization: Gw-Agent certificate=")
-            {
-                ACCEPTED.into()
-            } else {
-                refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
+    fn challenge_is_answered_on_the_same_connection() {
+        let (dialled, requests) = dial_once(NOW, |_, request| {
+            let proof = "authorization: Gw-Agent certificate=";
+            match request.head.contains(proof) {
+                true => ACCEPTED.into(),
+                false => challenge(),
             }
         });
         assert_eq!((dialled.unwrap().as_str(), requests.len()), ("abc", 2));
+    }
 
-        let refuse = move |_: &Authority, _: &Request| {
-            refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
-        };
-        let (dialled, requests) = dial_once(NOW, refuse);
+    #[test]
+    fn a_second_challenge_is_a_refusal() {
+        let (dialled, requests) = dial_once(NOW, |_, _| challenge());
         assert!(matches!(
             dialled,
             Err(DialError::Gateway(GatewayError::Refused(_)))
@@ -362,47 +344,25 @@ mod tests {
                 && !last.needs_intervention(),
             "{last}"
         );
-        assert_eq!(
-            requests
-                .iter()
-                .filter(|line| line.starts_with("POST /csr "))
-                .count(),
-            1,
-            "{requests:?}"
-        );
-        assert_eq!(
-            requests
-                .iter()
-                .filter(|line| line.starts_with("GET /tunnel "))
-                .count(),
-            4,
-            "{requests:?}"
-        );
+        for (start, count) in [("POST /csr ", 1), ("GET /tunnel ", 4)] {
+            let found = requests.iter().filter(|line| line.starts_with(start));
+            assert_eq!(found.count(), count, "{requests:?}");
+        }
     }
 
     #[test]
     fn answers_set_the_gateway_clock() {
         let authority = Authority::new();
-        let directory = tempfile::tempdir().unwrap();
         let port = fake_gateway::serve(&authority, |_| {
             "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\
              date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
                 .into()
         });
-        let agent = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(NOW),
-            port,
-        );
-        Driver::choose()
-            .unwrap()
-            .block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) })
-            .unwrap();
+        let (_directory, agent) = fake_gateway::agent(&authority, NOW, port);
+        block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) });
         let date = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
-        assert!(
-            agent.clock.known().unwrap().duration_since(date).unwrap() < Duration::from_secs(60)
-        );
+        let since = agent.clock.known().unwrap().duration_since(date).unwrap();
+        assert!(since < Duration::from_secs(60));
     }
 
     #[test]
@@ -429,29 +389,36 @@ mod tests {
         );
     }
 
+    fn unknown() -> String {
+        refusal(401, "", "GW_AGENT_UNKNOWN")
+    }
+
     #[test]
     fn an_agent_is_deleted_if_the_records_of_the_gateway_do_not_have_it() {
-        let unknown = |_: &Authority, _: &Request| refusal(401, "", "GW_AGENT_UNKNOWN");
-        let (dialled, requests) = dial_once(NOW, unknown);
-        let deleted = dialled.unwrap_err();
-        assert!(
-            deleted.is_deleted() && deleted.needs_intervention(),
-            "{deleted}"
-        );
-        assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1"]);
         // An agent that was away for long has a certificate that has expired.
-        let (dialled, _) = dial_once(NOW, move |authority, request| {
-            match request.head.starts_with("GET /tunnel ") {
-                true => refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"),
-                false => unknown(authority, request),
-            }
-        });
-        assert!(dialled.unwrap_err().is_deleted());
-        // A worker that does not have the newest records proves nothing.
-        let (dialled, _) = dial_once(NOW, move |authority, request| {
+        for code in ["GW_AGENT_UNKNOWN", "GW_AGENT_CERTIFICATE_EXPIRED"] {
+            let (dialled, requests) = dial_once(NOW, move |_, request| {
+                match request.head.starts_with("GET /tunnel ") {
+                    true => refusal(401, "", code),
+                    false => unknown(),
+                }
+            });
+            let deleted = dialled.unwrap_err();
+            assert!(
+                deleted.is_deleted() && deleted.needs_intervention(),
+                "{deleted}"
+            );
+            assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1"]);
+        }
+    }
+
+    /// A worker that does not have the newest records proves nothing.
+    #[test]
+    fn an_agent_that_gets_a_certificate_is_not_deleted() {
+        let (dialled, _) = dial_once(NOW, |authority, request| {
             match request.head.starts_with("POST /csr ") {
                 true => certify(authority, request),
-                false => unknown(authority, request),
+                false => unknown(),
             }
         });
         let error = dialled.unwrap_err();
@@ -461,27 +428,33 @@ mod tests {
         );
     }
 
+    /// The error of a gateway that refuses all requests.
+    fn refused(
+        years: Range<i32>,
+        status: u16,
+        fields: &'static str,
+        code: &'static str,
+    ) -> DialError {
+        let (dialled, _) = dial_once(years, move |_, _| refusal(status, fields, code));
+        dialled.unwrap_err()
+    }
+
     #[test]
     fn errors_that_need_an_administrator_are_recognised() {
-        let (late, _) = dial_once(LONG_AGO, |_, _| {
-            refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
-        });
-        let late = late.unwrap_err();
+        let late = refused(LONG_AGO, 401, "", "GW_AGENT_CERTIFICATE_EXPIRED");
         assert!(
             late.needs_intervention() && late.to_string().contains("--force"),
             "{late}"
         );
-        let (revoked, _) = dial_once(NOW, |_, _| refusal(401, "", "GW_AGENT_REVOKED"));
-        assert!(revoked.unwrap_err().needs_intervention());
-        let (busy, _) = dial_once(NOW, |_, _| {
-            refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED")
-        });
-        let busy = busy.unwrap_err();
+        assert!(refused(NOW, 401, "", "GW_AGENT_REVOKED").needs_intervention());
+    }
+
+    #[test]
+    fn errors_that_pass_are_of_the_gateway_or_of_one_node() {
+        let busy = refused(NOW, 503, "retry-after: 9\r\n", "GW_OVERLOADED");
         assert!(!busy.needs_intervention() && busy.retry_after() == Some(Duration::from_secs(9)));
         assert!(!busy.is_of_one_node());
-        let (suspended, _) = dial_once(NOW, |_, _| {
-            refusal(503, "retry-after: 1\r\n", "GW_NODE_UNAVAILABLE")
-        });
-        assert!(suspended.unwrap_err().is_of_one_node());
+        let suspended = refused(NOW, 503, "retry-after: 1\r\n", "GW_NODE_UNAVAILABLE");
+        assert!(suspended.is_of_one_node());
     }
 }

@@ -105,9 +105,9 @@ mod tests {
     use std::time::Instant;
 
     use futures_util::future::join_all;
-    use gw_shared::runtime::Driver;
 
     use super::*;
+    use crate::testing::block_on;
 
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -121,22 +121,19 @@ mod tests {
     fn one_success_ends_all_pauses_spread_by_jitter() {
         let reconnects = Reconnects::default();
         let start = Instant::now();
-        let woken_after = Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let pauses = (0..=4).map(async |number: u32| {
-                    let mut successes = reconnects.successes();
-                    let woken = successes.pause(LONG, f64::from(number) / 4.0).await;
-                    assert!(woken);
-                    start.elapsed()
-                });
-                let (woken_after, ()) = futures_util::join!(join_all(pauses), async {
-                    runtime::yield_now().await;
-                    reconnects.record_success();
-                });
-                woken_after
-            })
-            .unwrap();
+        let woken_after = block_on(async {
+            let pauses = (0..=4).map(async |number: u32| {
+                let mut successes = reconnects.successes();
+                let woken = successes.pause(LONG, f64::from(number) / 4.0).await;
+                assert!(woken);
+                start.elapsed()
+            });
+            let (woken_after, ()) = futures_util::join!(join_all(pauses), async {
+                runtime::yield_now().await;
+                reconnects.record_success();
+            });
+            woken_after
+        });
         assert!(
             woken_after[4] >= WOKEN_WITHIN && woken_after[2] >= WOKEN_WITHIN / 2,
             "{woken_after:?}"
@@ -147,17 +144,14 @@ mod tests {
     #[test]
     fn only_successes_since_the_attempt_began_end_a_pause() {
         let reconnects = Reconnects::default();
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let mut successes = reconnects.successes();
-                reconnects.record_success();
-                successes.ignore_past();
-                assert!(!successes.pause(Duration::from_millis(30), 0.0).await);
-                reconnects.record_success();
-                assert!(successes.pause(LONG, 0.0).await);
-            })
-            .unwrap();
+        block_on(async {
+            let mut successes = reconnects.successes();
+            reconnects.record_success();
+            successes.ignore_past();
+            assert!(!successes.pause(Duration::from_millis(30), 0.0).await);
+            reconnects.record_success();
+            assert!(successes.pause(LONG, 0.0).await);
+        });
     }
 
     #[test]
@@ -165,19 +159,16 @@ mod tests {
         let reconnects = Reconnects::default();
         let now = Rc::new(Cell::new(0));
         let most = Rc::new(Cell::new(0));
-        Driver::choose()
-            .unwrap()
-            .block_on(join_all((0..1000).map(|_| {
-                let now = Rc::clone(&now);
-                let most = Rc::clone(&most);
-                reconnects.attempt(async move {
-                    now.set(now.get() + 1);
-                    most.set(most.get().max(now.get()));
-                    runtime::yield_now().await;
-                    now.set(now.get() - 1);
-                })
-            })))
-            .unwrap();
+        block_on(join_all((0..1000).map(|_| {
+            let now = Rc::clone(&now);
+            let most = Rc::clone(&most);
+            reconnects.attempt(async move {
+                now.set(now.get() + 1);
+                most.set(most.get().max(now.get()));
+                runtime::yield_now().await;
+                now.set(now.get() - 1);
+            })
+        })));
         assert_eq!((now.get(), most.get()), (0, ATTEMPTS));
     }
 }

@@ -339,9 +339,8 @@ pub(crate) async fn unless_stopped<T>(
 
 #[cfg(test)]
 mod tests {
-    use gw_shared::runtime::Driver;
-
     use super::*;
+    use crate::testing::block_on;
     use crate::tunnel::reconnect::Reconnects;
 
     const LONG: Duration = Duration::from_secs(3600);
@@ -349,42 +348,36 @@ mod tests {
     #[test]
     fn the_pause_after_a_refusal_by_one_node_stays_short() {
         let seconds = Duration::from_secs;
-        assert_eq!(retry_pause(seconds(120), seconds(1), true), seconds(10));
-        assert_eq!(retry_pause(seconds(120), seconds(1), false), seconds(120));
-        assert_eq!(retry_pause(Duration::ZERO, seconds(1), true), seconds(1));
-        assert_eq!(
-            retry_pause(Duration::ZERO, seconds(60), true),
-            seconds(60),
-            "the gateway decides"
-        );
+        for (backoff, retry_after, is_of_one_node, expected) in [
+            (120, 1, true, 10),
+            (120, 1, false, 120),
+            (0, 1, true, 1),
+            // The gateway decides.
+            (0, 60, true, 60),
+        ] {
+            let pause = retry_pause(seconds(backoff), seconds(retry_after), is_of_one_node);
+            assert_eq!(pause, seconds(expected), "{backoff} {retry_after}");
+        }
     }
 
     #[test]
     fn pause_ends_with_the_tunnel_of_a_drained_gateway_but_not_with_its_drain() {
         let reconnects = Reconnects::default();
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let mut successes = reconnects.successes();
-                let (phase, watched) = watch::channel(Phase::GatewayDrains);
-                let mut ending = [watched];
-                assert_eq!(
-                    wait_for_gateway(&mut successes, &mut ending, Duration::from_millis(20)).await,
-                    PauseEnd::Timeout
-                );
-                assert_eq!(
-                    wait_for_gateway(&mut successes, &mut [], Duration::from_millis(20)).await,
-                    PauseEnd::Timeout
-                );
-                let (wake, ()) = futures_util::join!(
-                    wait_for_gateway(&mut successes, &mut ending, LONG),
-                    async {
-                        phase.send_replace(Phase::Ended);
-                    }
-                );
-                assert_eq!(wake, PauseEnd::DrainedTunnelEnded);
-            })
-            .unwrap();
+        block_on(async {
+            let mut successes = reconnects.successes();
+            let (phase, watched) = watch::channel(Phase::GatewayDrains);
+            let mut ending = [watched];
+            for ending in [&mut ending[..], &mut []] {
+                let short = Duration::from_millis(20);
+                let end = wait_for_gateway(&mut successes, ending, short).await;
+                assert_eq!(end, PauseEnd::Timeout);
+            }
+            let (wake, ()) =
+                futures_util::join!(wait_for_gateway(&mut successes, &mut ending, LONG), async {
+                    phase.send_replace(Phase::Ended);
+                });
+            assert_eq!(wake, PauseEnd::DrainedTunnelEnded);
+        });
     }
 
     #[test]
@@ -394,7 +387,7 @@ mod tests {
             let stopped = stopped.clone();
             let mut calls = 0;
             let displaced = Cell::new(0);
-            let was_ready = Driver::choose().unwrap().block_on(async {
+            let was_ready = block_on(async {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
                 let (was_ready, ()) = futures_util::join!(
                     follow(
@@ -412,24 +405,27 @@ mod tests {
                 );
                 was_ready
             });
-            (was_ready.unwrap(), calls, displaced.get())
+            (was_ready, calls, displaced.get())
         };
-        assert_eq!(
-            follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]),
-            (true, 1, 0)
-        );
-        assert_eq!(
-            follow_to(&[Phase::Ready, Phase::GatewayDrains]),
-            (true, 1, 0)
-        );
-        assert_eq!(follow_to(&[Phase::Ended]), (false, 0, 0));
-        let twice = &[
-            Phase::Ready,
-            Phase::Reserve,
-            Phase::Ready,
-            Phase::Reserve,
-            Phase::Ended,
-        ];
-        assert_eq!(follow_to(twice), (true, 1, 2));
+        for (phases, expected) in [
+            (
+                &[Phase::Ready, Phase::Closing, Phase::Ended][..],
+                (true, 1, 0),
+            ),
+            (&[Phase::Ready, Phase::GatewayDrains], (true, 1, 0)),
+            (&[Phase::Ended], (false, 0, 0)),
+            (
+                &[
+                    Phase::Ready,
+                    Phase::Reserve,
+                    Phase::Ready,
+                    Phase::Reserve,
+                    Phase::Ended,
+                ],
+                (true, 1, 2),
+            ),
+        ] {
+            assert_eq!(follow_to(phases), expected, "{phases:?}");
+        }
     }
 }

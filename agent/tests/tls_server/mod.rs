@@ -15,20 +15,14 @@ pub(crate) fn start(name: &str, years: Range<i32>, answer: String, ca_file: &Pat
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority_key = KeyPair::generate().unwrap();
-    std::fs::write(
-        ca_file,
-        authority.self_signed(&authority_key).unwrap().pem(),
-    )
-    .unwrap();
+    let certificate = authority.self_signed(&authority_key).unwrap();
+    std::fs::write(ca_file, certificate.pem()).unwrap();
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    (params.not_before, params.not_after) = (
-        date_time_ymd(years.start, 1, 1),
-        date_time_ymd(years.end, 1, 1),
-    );
+    params.not_before = date_time_ymd(years.start, 1, 1);
+    params.not_after = date_time_ymd(years.end, 1, 1);
     let key = KeyPair::generate().unwrap();
-    let certificate = params
-        .signed_by(&key, &Issuer::new(authority, authority_key))
-        .unwrap();
+    let issuer = Issuer::new(authority, authority_key);
+    let certificate = params.signed_by(&key, &issuer).unwrap();
     let identity = (CertificateDer::from(certificate), PrivateKeyDer::from(key));
     let config = gw_bed::tls::server(identity, &[]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -95,11 +95,9 @@ impl AsyncWrite for ReadToEnd {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use bytes::Bytes;
-    use gw_shared::net::Socket;
-    use gw_shared::runtime::Driver;
     use http::Method;
     use http::uri::Authority;
 
@@ -107,6 +105,7 @@ mod tests {
     use crate::backend::ResponseError;
     use crate::backend::h2::Http2Connection;
     use crate::backend::life::Lifetime;
+    use crate::testing::{block_on, connect};
 
     /// Answers the PING of the start of a connection, without reading it: closing then sends a
     /// reset.
@@ -133,30 +132,24 @@ mod tests {
 
     #[test]
     fn what_a_backend_sent_before_it_closed_is_read_although_a_write_fails() {
-        let test = async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = listener.local_addr().unwrap();
-            let socket = Socket::connect(address, None).await.unwrap();
-            let mut backend = listener.accept().unwrap().0;
+        block_on(async {
+            let (socket, mut backend) = connect().await;
             // A reset discards what the kernel has not sent.
             backend.set_nodelay(true).unwrap();
             let answering = std::thread::spawn(move || {
                 answer_ping(&mut backend);
                 backend
             });
-            let connection =
-                Http2Connection::start(BackendStream::Plain(socket), Lifetime::default())
-                    .await
-                    .unwrap();
+            let socket = BackendStream::Plain(socket);
+            let connection = Http2Connection::start(socket, Lifetime::default()).await;
+            let connection = connection.unwrap();
             let mut backend = answering.join().unwrap();
 
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");
-            let mut response = connection
-                .request(&request, &authority, None, false)
-                .unwrap()
-                .1;
+            let begun = connection.request(&request, &authority, None, false);
+            let mut response = begun.unwrap().1;
             // The request is written after the backend has closed. GOAWAY with the last stream 0.
             let goaway = [&[0, 0, 8, 7, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
             backend.write_all(&goaway).unwrap();
@@ -167,7 +160,6 @@ mod tests {
                 "{error:?}"
             );
             assert!(!connection.has_room());
-        };
-        Driver::choose().unwrap().block_on(test).unwrap();
+        });
     }
 }

@@ -1,22 +1,16 @@
 //! Message framing towards backends.
 
+use gw_bed::http1::ok;
+
 use super::*;
 
 /// Starts an HTTP/1.1 backend that reports each request head with the number of its connection and
 /// answers 200.
 fn declining_backend() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
     let (sender, heads) = mpsc::channel();
-    let urls = http1_backend(move |mut backend, number| {
-        loop {
-            let head = request_head(&mut backend);
-            if head.is_empty() {
-                return;
-            }
-            sender.send((number, head)).unwrap();
-            backend
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
-                .unwrap();
-        }
+    let urls = http1_answers(move |head, number| {
+        sender.send((number, head.to_owned())).unwrap();
+        ok("no")
     });
     (urls, heads)
 }
@@ -41,10 +35,8 @@ fn connection_of_a_declined_upgrade_is_not_reused() {
     // The plain requests share a connection; each upgrade request has its own.
     assert_eq!(connections, [0, 1, 2, 1]);
     for (_, head) in &heads {
-        assert!(
-            field(head, "content-length").is_none() && field(head, "transfer-encoding").is_none(),
-            "{head}"
-        );
+        let fields = ["content-length", "transfer-encoding"].map(|name| field(head, name));
+        assert_eq!(fields, [None; 2], "{head}");
     }
 }
 
@@ -69,18 +61,15 @@ fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
 
 #[test]
 fn data_after_an_http_2_response_without_a_body_is_dropped() {
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        |request, mut respond, _| async move {
-            let mut response = Response::new(());
-            *response.status_mut() = request.uri().path()[1..].parse().unwrap();
-            response
-                .headers_mut()
-                .insert("content-length", HeaderValue::from_static("4"));
-            let mut sent = respond.send_response(response, false).unwrap();
-            sent.send_data(Bytes::from_static(b"body"), true).unwrap();
-        },
-    );
+    let urls = http2_backend(|request, mut respond, _| async move {
+        let mut response = Response::new(());
+        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
+        response
+            .headers_mut()
+            .insert("content-length", HeaderValue::from_static("4"));
+        let mut sent = respond.send_response(response, false).unwrap();
+        sent.send_data(Bytes::from_static(b"body"), true).unwrap();
+    });
     with_tunnel(&urls, |gateway| async move {
         for (path, framing, text) in [
             ("/204", Framing::None, ""),
@@ -99,14 +88,8 @@ fn data_after_an_http_2_response_without_a_body_is_dropped() {
 /// The END flag of a response agrees with its framing, whatever a backend announces.
 #[test]
 fn responses_without_a_body_end_with_their_head() {
-    let over_http1 = http1_backend(|mut backend, _| {
-        while !request_head(&mut backend).is_empty() {
-            backend
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                .unwrap();
-        }
-    });
-    let over_http2 = http2_backend(h2::server::Builder::new(), |_, mut respond, _| async move {
+    let over_http1 = http1_answers(|_, _| ok(""));
+    let over_http2 = http2_backend(|_, mut respond, _| async move {
         respond.send_response(Response::new(()), true).unwrap();
     });
     for urls in [over_http1, over_http2] {
@@ -127,9 +110,7 @@ fn responses_without_a_body_end_with_their_head() {
 fn body_up_to_the_end_of_the_connection_is_of_unknown_length() {
     let urls = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it")
-            .unwrap();
+        write(&mut backend, b"HTTP/1.1 200 OK\r\n\r\nall of it");
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(get("/"));
@@ -140,90 +121,73 @@ fn body_up_to_the_end_of_the_connection_is_of_unknown_length() {
 
 #[test]
 fn request_body_of_another_length_than_announced_is_not_completed() {
-    let (sender, received) = mpsc::channel();
+    let (sender, reads) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         let mut body = [0; 10];
-        sender
-            .send((read(&mut backend, &mut body), read(&mut backend, &mut [0])))
-            .unwrap();
+        let first = read(&mut backend, &mut body);
+        sender.send((first, read(&mut backend, &mut [0]))).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Length(6)));
-        exchange
-            .up
-            .send(Bytes::from_static(b"short"), true)
-            .await
-            .unwrap();
+        exchange.upload("short", true).await;
         assert!(matches!(
             exchange.down.receive().await,
             Err(Closed::Reset(_))
         ));
-        while received.try_recv() != Ok((5, 0)) {
-            runtime::sleep(Duration::from_millis(1)).await;
-        }
+        assert_eq!(received(&reads).await, (5, 0));
     });
 }
 
 #[test]
 fn http_2_field_values_with_padding_are_malformed() {
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        |request, mut respond, _| async move {
-            let path = request.uri().path().to_owned();
-            let padded = HeaderValue::from_static("a ");
-            let mut response = Response::new(());
-            if path == "/head" {
-                response.headers_mut().insert("x", padded.clone());
-            }
-            let mut sent = respond.send_response(response, false).unwrap();
-            sent.send_data(Bytes::from_static(b"body"), false).unwrap();
-            sent.send_trailers(http::HeaderMap::from_iter([("x".parse().unwrap(), padded)]))
-                .unwrap();
-        },
-    );
+    let urls = http2_backend(|request, mut respond, _| async move {
+        let path = request.uri().path().to_owned();
+        let padded = HeaderValue::from_static("a ");
+        let mut response = Response::new(());
+        if path == "/head" {
+            response.headers_mut().insert("x", padded.clone());
+        }
+        let mut sent = respond.send_response(response, false).unwrap();
+        sent.send_data(Bytes::from_static(b"body"), false).unwrap();
+        sent.send_trailers(http::HeaderMap::from_iter([("x".parse().unwrap(), padded)]))
+            .unwrap();
+    });
     with_tunnel(&urls, |gateway| async move {
-        assert_eq!(
-            gateway.send(get("/head")).error().await.0,
-            "GW_BACKEND_INVALID_RESPONSE"
-        );
+        gateway
+            .send(get("/head"))
+            .assert_error("GW_BACKEND_INVALID_RESPONSE", "")
+            .await;
         let exchange = gateway.send(get("/trailers"));
         exchange.response().await;
         assert_eq!(exchange.bytes(4).await, b"body");
-        assert_eq!(
-            exchange.body().await,
-            Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into()))
-        );
+        exchange.assert_reset("GW_BACKEND_INVALID_RESPONSE").await;
     });
 }
 
 #[test]
 fn http_2_trailers_over_the_limits_cut_the_response() {
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        |request, mut respond, _| async move {
-            let fields: usize = request.uri().path()[1..].parse().unwrap();
-            let mut sent = respond.send_response(Response::new(()), false).unwrap();
-            sent.send_data(Bytes::from_static(b"body"), false).unwrap();
-            let trailer = |at: usize| {
-                let name = http::HeaderName::try_from(format!("x-{at}")).unwrap();
-                (name, HeaderValue::try_from("v".repeat(at)).unwrap())
-            };
-            let status = ("grpc-status".parse().unwrap(), HeaderValue::from(0));
-            let trailers = (0..fields).map(trailer).chain([status]);
-            sent.send_trailers(trailers.collect()).unwrap();
-        },
-    );
+    let urls = http2_backend(|request, mut respond, _| async move {
+        let fields: usize = request.uri().path()[1..].parse().unwrap();
+        let mut sent = respond.send_response(Response::new(()), false).unwrap();
+        sent.send_data(Bytes::from_static(b"body"), false).unwrap();
+        let trailer = |at: usize| {
+            let name = http::HeaderName::try_from(format!("x-{at}")).unwrap();
+            (name, HeaderValue::try_from("v".repeat(at)).unwrap())
+        };
+        let status = ("grpc-status".parse().unwrap(), HeaderValue::from(0));
+        let trailers = (0..fields).map(trailer).chain([status]);
+        sent.send_trailers(trailers.collect()).unwrap();
+    });
     with_tunnel(&urls, |gateway| async move {
         // 64 fields; one more; more than the header list that SETTINGS allow.
         for (path, is_whole) in [("/63", true), ("/64", false), ("/400", false)] {
             let exchange = gateway.send(get(path));
             exchange.response().await;
             assert_eq!(exchange.bytes(4).await, b"body");
-            let end = exchange.body().await;
-            let expected = Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into());
-            assert_eq!(end.is_ok(), is_whole, "{path}");
-            assert!(is_whole || end == Err(expected), "{path}");
+            let cut = || Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into());
+            let expected = is_whole.then(String::new).ok_or_else(cut);
+            assert_eq!(exchange.body().await, expected, "{path}");
         }
     });
 }
@@ -232,7 +196,7 @@ fn http_2_trailers_over_the_limits_cut_the_response() {
 fn extended_connect_has_no_content_length() {
     let mut settings = h2::server::Builder::new();
     settings.enable_connect_protocol();
-    let urls = http2_backend(settings, |request, mut respond, _| async move {
+    let urls = http2_backend_with(&settings, |request, mut respond, _| async move {
         assert_eq!(request.headers().get("content-length"), None);
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         sent.send_data(Bytes::from_static(b"switched"), true)
@@ -249,9 +213,8 @@ fn extended_connect_has_no_content_length() {
 fn declined_upgrade_of_a_head_request_describes_its_length() {
     let urls = http1_backend(|mut backend, _| {
         request_head(&mut backend);
-        backend
-            .write_all(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n")
-            .unwrap();
+        let answer = "HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n";
+        write(&mut backend, answer);
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(OutboundRequest {
@@ -259,10 +222,8 @@ fn declined_upgrade_of_a_head_request_describes_its_length() {
             ..upgrade("websocket")
         });
         let head = exchange.response().await.head;
-        assert_eq!(
-            (head.status.as_u16(), &head.headers["x-kept"]),
-            (405, &HeaderValue::from_static("1"))
-        );
+        assert_eq!(head.status, 405);
+        assert_eq!(head.headers["x-kept"], "1");
         assert_eq!(head.framing, Framing::Described(2));
         assert!(exchange.down.is_done());
     });

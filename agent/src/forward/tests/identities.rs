@@ -11,25 +11,17 @@ const TOKEN: &str = "Negotiate, NTLM TlRMTVNTUAAC";
 /// Starts a backend that answers with the number of the connection, and with the `X-Challenge` of
 /// the request as a challenge.
 fn numbering() -> Vec<String> {
-    http1_backend(|mut backend, number| {
-        loop {
-            let head = request_head(&mut backend);
-            if head.is_empty() {
-                return;
-            }
-            assert!(!head.contains("x-gw-caller-connection"), "{head}");
-            if head.contains("upgrade: name") {
-                let switch = "HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: name\r\n\r\n";
-                let answer = format!("{switch}{number:03}");
-                return backend.write_all(answer.as_bytes()).unwrap();
-            }
-            let challenge = field(&head, "x-challenge").unwrap_or("Basic");
-            let answer = format!(
-                "HTTP/1.1 401 X\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 3\r\n\r\n\
-                 {number:03}"
-            );
-            backend.write_all(answer.as_bytes()).unwrap();
+    http1_answers(|head, number| {
+        assert!(!head.contains("x-gw-caller-connection"), "{head}");
+        if head.contains("upgrade: name") {
+            let switch = "HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: name\r\n\r\n";
+            return format!("{switch}{number:03}");
         }
+        let challenge = field(head, "x-challenge").unwrap_or("Basic");
+        format!(
+            "HTTP/1.1 401 X\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 3\r\n\r\n\
+             {number:03}"
+        )
     })
 }
 
@@ -59,11 +51,8 @@ fn a_shared_connection_whose_response_has_a_token_is_closed() {
             ("negotiate oRQ=", "001"),
             ("NTLM", "002"),
         ] {
-            assert_eq!(
-                number(&gateway, None, challenge).await,
-                expected,
-                "{challenge}"
-            );
+            let found = number(&gateway, None, challenge).await;
+            assert_eq!(found, expected, "{challenge}");
         }
     });
 }
@@ -113,10 +102,8 @@ fn the_longest_idle_of_more_private_connections_than_slots_is_closed() {
         let mut callers = Vec::new();
         for opened in 0..128 {
             let caller = Some(CallerConnection::name_randomly());
-            assert_eq!(
-                number(&gateway, caller, TOKEN).await,
-                format!("{opened:03}")
-            );
+            let found = number(&gateway, caller, TOKEN).await;
+            assert_eq!(found, format!("{opened:03}"));
             callers.push(caller);
         }
         assert_eq!(number(&gateway, callers[0], "Basic").await, "000");

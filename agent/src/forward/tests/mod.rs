@@ -15,6 +15,7 @@ mod uploads;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -38,10 +39,11 @@ use rustls_pki_types::PrivateKeyDer;
 use self::tunnel::{get, post, upgrade, with_field, with_tunnel, with_tunnel_to};
 use super::*;
 use crate::backend::{BackendStream, Backends};
+use crate::fake_gateway::HOSTNAME as HOST;
 use crate::forward::upgrade::accept_of;
+use crate::testing::{ClosedPort, block_on};
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-const HOST: &str = "acme--api.eu1.gw.localhost";
 
 /// The backends of a table of the configuration.
 fn backends(table: &str) -> Backends {
@@ -68,21 +70,54 @@ fn http1_backend(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Ve
     vec![format!("http://{}", listen(serve))]
 }
 
+/// Starts a backend that has neither TLS nor HTTP/2. Returns its address.
+fn http1_only() -> String {
+    listen(|mut backend, _| {
+        drop(backend.read(&mut [0; 24]));
+        write(
+            &mut backend,
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        );
+        while read(&mut backend, &mut [0; 100]) > 0 {}
+    })
+}
+
+/// Starts an HTTP/1.1 backend that answers each request as `answer` says, which gets its head and
+/// the number of its connection. Returns its URL.
+fn http1_answers<A: AsRef<[u8]>>(
+    answer: impl Fn(&str, usize) -> A + Send + Sync + 'static,
+) -> Vec<String> {
+    http1_backend(move |mut backend, number| {
+        while let head = request_head(&mut backend)
+            && !head.is_empty()
+        {
+            write(&mut backend, answer(&head, number));
+        }
+    })
+}
+
 /// Starts an HTTP/2 backend that calls `serve` with every request and the number of its connection.
 /// Returns its URL.
 fn http2_backend<F: Future<Output = ()> + 'static>(
-    settings: h2::server::Builder,
     serve: impl Fn(Request<RecvStream>, SendResponse<Bytes>, usize) -> F + Send + Sync + 'static,
 ) -> Vec<String> {
+    http2_backend_with(&h2::server::Builder::new(), serve)
+}
+
+/// As [`http2_backend`], with these settings.
+fn http2_backend_with<F: Future<Output = ()> + 'static>(
+    settings: &h2::server::Builder,
+    serve: impl Fn(Request<RecvStream>, SendResponse<Bytes>, usize) -> F + Send + Sync + 'static,
+) -> Vec<String> {
+    let settings = settings.clone();
     let address = listen(move |connection, number| {
-        let serve = async {
+        block_on(async {
             let socket = BackendStream::Plain(Socket::from_fd(connection.into()).unwrap());
             let mut connection = settings.handshake::<_, Bytes>(socket).await.unwrap();
             while let Some(Ok((request, respond))) = connection.accept().await {
                 runtime::spawn(serve(request, respond, number));
             }
-        };
-        Driver::choose().unwrap().block_on(serve).unwrap();
+        });
     });
     vec![format!("h2c://{address}")]
 }
@@ -112,6 +147,26 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8]) -> usize {
     }
 }
 
+fn write(stream: &mut TcpStream, bytes: impl AsRef<[u8]>) {
+    stream.write_all(bytes.as_ref()).unwrap();
+}
+
+/// Waits for a message of a backend's thread. Sleeps, because bytes leave only while this reactor
+/// runs.
+async fn received<T>(receiver: &mpsc::Receiver<T>) -> T {
+    loop {
+        match receiver.try_recv() {
+            Ok(message) => return message,
+            Err(_) => runtime::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+fn assert_refusal(refusal: &head::Refusal, code: &str, unsent: bool) {
+    let found = (&refusal.code[..], refusal.unsent);
+    assert_eq!(found, (code.as_bytes(), unsent));
+}
+
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
@@ -121,10 +176,8 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 async fn read_body(stream: &mut RecvStream) -> String {
     let mut whole = Vec::new();
     loop {
-        match std::future::poll_fn(|cx| stream::poll_receive(stream, cx))
-            .await
-            .unwrap()
-        {
+        let part = std::future::poll_fn(|cx| stream::poll_receive(stream, cx)).await;
+        match part.unwrap() {
             Part::Data(data) => {
                 stream::release(stream, data.len());
                 whole.extend_from_slice(&data);

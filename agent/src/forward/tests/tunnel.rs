@@ -7,6 +7,7 @@ use gw_shared::tunnel::connection::Tunnel;
 use gw_shared::tunnel::endpoint::{Endpoint, Outgoing};
 use gw_shared::tunnel::head::{AgentResponse, OutboundRequest};
 use gw_shared::tunnel::window;
+use http::HeaderName;
 use http::uri::{Authority, PathAndQuery};
 
 use super::*;
@@ -17,10 +18,8 @@ pub(super) fn with_tunnel<F: Future<Output = ()>>(
     urls: &[String],
     test: impl FnOnce(Gateway) -> F,
 ) {
-    with_tunnel_to(
-        &Backends::from_urls("test", urls, &mut Vec::new()).unwrap(),
-        test,
-    );
+    let backends = Backends::from_urls("test", urls, &mut Vec::new()).unwrap();
+    with_tunnel_to(&backends, test);
 }
 
 pub(super) fn with_tunnel_to<F: Future<Output = ()>>(
@@ -37,10 +36,8 @@ pub(super) fn with_tunnel_to<F: Future<Output = ()>>(
         let tunnel = gateway;
         test(Gateway { tunnel, pool }).await;
     };
-    let result = Driver::choose()
-        .unwrap()
-        .block_on(async { runtime::timeout(TIME_LIMIT, run).await });
-    result.unwrap().expect("the test exceeded its time limit");
+    let result = block_on(async { runtime::timeout(TIME_LIMIT, run).await });
+    result.expect("the test exceeded its time limit");
 }
 
 /// Forwards the requests of a tunnel.
@@ -93,31 +90,21 @@ pub(super) struct Gateway {
 
 impl Gateway {
     pub(super) fn send(&self, request: OutboundRequest) -> Exchange {
-        let (up, down) = self
-            .tunnel
-            .open(window::FIRST as usize, !request.has_body(), |out| {
-                request.write(out, request.caller_connection);
-            })
-            .unwrap();
-        Exchange {
-            method: request.method,
-            up,
-            down,
-        }
+        let write = |out: &mut Vec<u8>| request.write(out, request.caller_connection);
+        self.open(request.method.clone(), !request.has_body(), write)
     }
 
     /// Opens a stream with this head.
     pub(super) fn send_head(&self, head: &str, end: bool) -> Exchange {
-        let write = |out: &mut Vec<u8>| out.extend_from_slice(head.as_bytes());
-        let (up, down) = self
-            .tunnel
-            .open(window::FIRST as usize, end, write)
-            .unwrap();
-        Exchange {
-            method: Method::GET,
-            up,
-            down,
-        }
+        self.open(Method::GET, end, |out| {
+            out.extend_from_slice(head.as_bytes())
+        })
+    }
+
+    fn open(&self, method: Method, end: bool, write: impl FnOnce(&mut Vec<u8>)) -> Exchange {
+        let opened = self.tunnel.open(window::FIRST as usize, end, write);
+        let (up, down) = opened.unwrap();
+        Exchange { method, up, down }
     }
 }
 
@@ -129,6 +116,14 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
+    /// Sends a part of the request's body.
+    pub(super) async fn upload(&self, body: &'static str, end: bool) {
+        self.up
+            .send(Bytes::from_static(body.as_bytes()), end)
+            .await
+            .unwrap();
+    }
+
     pub(super) async fn interim(&self) -> ResponseHead {
         match self.down.receive().await.unwrap() {
             ReceivedPart::Head(Kind::Interim, payload) => head::parse_interim(&payload).unwrap(),
@@ -164,6 +159,20 @@ impl Exchange {
         let head::Refusal { code, message, .. } = self.refusal().await;
         let text = |bytes: Bytes| String::from_utf8(bytes.into()).unwrap();
         (text(code), text(message))
+    }
+
+    /// Asserts that the agent refuses the request as this error, with a message that has `part`.
+    pub(super) async fn assert_error(&self, code: &str, part: &str) {
+        let (found, message) = self.error().await;
+        assert!(
+            found == code && message.contains(part),
+            "{found}: {message}"
+        );
+    }
+
+    /// Asserts that the response breaks off as this error.
+    pub(super) async fn assert_reset(&self, code: &'static str) {
+        assert_eq!(self.body().await, Err(Closed::Reset(code.into())));
     }
 
     /// The rest of the response's body.
@@ -233,9 +242,7 @@ pub(super) fn with_field(
     name: &'static str,
     value: &'static str,
 ) -> OutboundRequest {
-    request.headers.append(
-        http::HeaderName::from_static(name),
-        HeaderValue::from_static(value),
-    );
+    let value = HeaderValue::from_static(value);
+    request.headers.append(HeaderName::from_static(name), value);
     request
 }

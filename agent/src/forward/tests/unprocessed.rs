@@ -9,11 +9,10 @@ use super::*;
 fn refusing_backend(refusing: usize, reads: Read) -> (Vec<String>, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
-    let urls = http2_backend(
+    let urls = http2_backend_with(
         h2::server::Builder::new()
             .enable_connect_protocol()
-            .initial_window_size(1 << 20)
-            .clone(),
+            .initial_window_size(1 << 20),
         move |request, mut respond, connection| {
             counted.fetch_add(1, Ordering::Relaxed);
             async move {
@@ -106,10 +105,7 @@ fn a_request_is_sent_again_five_times_and_then_refused_as_not_processed() {
         let mut sent = 0;
         for request in [get("/"), post(Framing::None), upgrade("foo")] {
             let refusal = gateway.send(request).refusal().await;
-            assert_eq!(
-                (&refusal.code[..], refusal.unsent),
-                (&b"GW_BACKEND_RESET"[..], true)
-            );
+            assert_refusal(&refusal, "GW_BACKEND_RESET", true);
             sent += 6;
             assert_eq!(seen.load(Ordering::Relaxed), sent);
         }
@@ -147,7 +143,7 @@ fn a_request_that_was_refused_after_an_interim_response_is_not_sent_again() {
     let counted = Arc::clone(&seen);
     let received = Arc::new(tokio::sync::Semaphore::new(0));
     let is_received = Arc::clone(&received);
-    let urls = http2_backend(h2::server::Builder::new(), move |_, mut respond, _| {
+    let urls = http2_backend(move |_, mut respond, _| {
         counted.fetch_add(1, Ordering::Relaxed);
         let is_received = Arc::clone(&is_received);
         async move {

@@ -1,5 +1,7 @@
 //! Upgrades to other protocols.
 
+use rustix::event::{PollFd, PollFlags, poll};
+
 use super::*;
 
 #[test]
@@ -8,27 +10,17 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         let head = request_head(&mut backend);
         assert!(head.starts_with("PUT /chat HTTP/1.1\r\n"), "{head}");
         assert_eq!(
-            (field(&head, "connection"), field(&head, "upgrade")),
-            (Some("upgrade"), Some("Foo/2"))
+            ["connection", "upgrade", "host"].map(|name| field(&head, name)),
+            ["upgrade", "Foo/2", HOST].map(Some)
         );
-        assert_eq!(field(&head, "host"), Some(HOST));
-        backend
-            .write_all(
-                b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\n\
-                  Upgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst",
-            )
-            .unwrap();
+        write(
+            &mut backend,
+            "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\n\
+             Upgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst",
+        );
         let mut received = String::new();
-        let mut byte = [0; 100];
-        loop {
-            match read(&mut backend, &mut byte) {
-                0 => break,
-                length => received.push_str(std::str::from_utf8(&byte[..length]).unwrap()),
-            }
-        }
-        backend
-            .write_all(format!("received {received}").as_bytes())
-            .unwrap();
+        backend.read_to_string(&mut received).unwrap();
+        write(&mut backend, format!("received {received}"));
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(OutboundRequest {
@@ -37,35 +29,26 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         });
         assert_eq!(exchange.interim().await.status, 103);
         let head = exchange.response().await.head;
-        assert_eq!(
-            (head.status.as_u16(), &head.headers["upgrade"]),
-            (101, &HeaderValue::from_static("Foo/2"))
-        );
+        assert_eq!(head.status, 101);
+        assert_eq!(head.headers["upgrade"], "Foo/2");
         assert_eq!(head.headers["x-own"], "1");
         assert_eq!(head.headers.len(), 3);
         assert_eq!(exchange.bytes(5).await, b"first");
-        exchange
-            .up
-            .send(Bytes::from_static(b"one "), false)
-            .await
-            .unwrap();
-        exchange
-            .up
-            .send(Bytes::from_static(b"two"), true)
-            .await
-            .unwrap();
+        exchange.upload("one ", false).await;
+        exchange.upload("two", true).await;
         assert_eq!(exchange.body().await.unwrap(), "received one two");
     });
 }
 
 #[test]
 fn backend_that_ends_its_direction_first_still_receives() {
-    let (sender, received) = mpsc::channel();
+    let (sender, texts) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n")
-            .unwrap();
+        write(
+            &mut backend,
+            b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n",
+        );
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         let mut text = [0; 4];
         backend.read_exact(&mut text).unwrap();
@@ -75,58 +58,45 @@ fn backend_that_ends_its_direction_first_still_receives() {
         let exchange = gateway.send(upgrade("foo"));
         exchange.response().await;
         assert_eq!(exchange.body().await.unwrap(), "");
-        exchange
-            .up
-            .send(Bytes::from_static(b"late"), false)
-            .await
-            .unwrap();
+        exchange.upload("late", false).await;
         exchange.up.finish().unwrap();
-        // Sleeps because the sent bytes leave only while this reactor runs.
-        let received = loop {
-            match received.try_recv() {
-                Ok(received) => break received,
-                Err(_) => runtime::sleep(Duration::from_millis(1)).await,
-            }
-        };
-        assert_eq!(received, (*b"late", 0));
+        assert_eq!(received(&texts).await, (*b"late", 0));
     });
 }
 
+const SWITCH_AND_HI: &str = "HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi";
+
 #[test]
-fn resets_are_relayed_in_both_directions() {
+fn a_reset_by_the_caller_ends_the_connection_to_the_backend() {
     let (sender, ended) = mpsc::channel();
-    let urls = http1_backend(move |mut backend, number| {
+    let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi")
-            .unwrap();
-        if number == 0 {
-            sender.send(read(&mut backend, &mut [0])).unwrap();
-        } else {
-            read(&mut backend, &mut [0]);
-            rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
-        }
+        write(&mut backend, SWITCH_AND_HI);
+        sender.send(read(&mut backend, &mut [0])).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(upgrade("foo"));
         exchange.response().await;
         assert_eq!(exchange.bytes(2).await, b"hi");
         exchange.up.reset();
-        while ended.try_recv() != Ok(0) {
-            runtime::sleep(Duration::from_millis(1)).await;
-        }
+        assert_eq!(received(&ended).await, 0);
+    });
+}
+
+#[test]
+fn a_reset_by_the_backend_is_relayed() {
+    let urls = http1_backend(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        write(&mut backend, SWITCH_AND_HI);
+        read(&mut backend, &mut [0]);
+        rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
+    });
+    with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(upgrade("foo"));
         exchange.response().await;
         assert_eq!(exchange.bytes(2).await, b"hi");
-        exchange
-            .up
-            .send(Bytes::from_static(b"now"), false)
-            .await
-            .unwrap();
-        assert_eq!(
-            exchange.body().await,
-            Err(Closed::Reset("GW_BACKEND_RESET".into()))
-        );
+        exchange.upload("now", false).await;
+        exchange.assert_reset("GW_BACKEND_RESET").await;
     });
 }
 
@@ -141,82 +111,44 @@ fn websocket_without_a_key_gets_one() {
             HeaderValue::from_static("wrong")
         };
         let accept = accept.to_str().unwrap();
-        backend
-            .write_all(
-                format!(
-                    "HTTP/1.1 101 Yes\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {accept}\r\n\
-                     \r\n"
-                )
-                .as_bytes(),
-            )
-            .unwrap();
+        let switch = "HTTP/1.1 101 Yes\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept";
+        write(&mut backend, format!("{switch}: {accept}\r\n\r\n"));
         read(&mut backend, &mut [0]);
     });
     with_tunnel(&urls, |gateway| async move {
         let head = gateway.send(upgrade("websocket")).response().await.head;
-        assert_eq!(
-            (head.headers["upgrade"].as_bytes(), head.headers.len()),
-            (&b"websocket"[..], 2)
-        );
-        assert_eq!(
-            gateway.send(upgrade("websocket")).error().await.0,
-            "GW_BACKEND_INVALID_RESPONSE"
-        );
+        assert_eq!(head.headers["upgrade"], "websocket");
+        assert_eq!(head.headers.len(), 2);
+        gateway
+            .send(upgrade("websocket"))
+            .assert_error("GW_BACKEND_INVALID_RESPONSE", "")
+            .await;
         // A caller that sends a key checks the answer itself.
         let with_key = with_field(upgrade("websocket"), "sec-websocket-key", "x");
-        assert_eq!(
-            gateway.send(with_key).response().await.head.headers["sec-websocket-accept"],
-            "wrong"
-        );
+        let head = gateway.send(with_key).response().await.head;
+        assert_eq!(head.headers["sec-websocket-accept"], "wrong");
     });
 }
 
 #[test]
 fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
-    let urls = http1_backend(|mut backend, _| {
-        for answer in [
-            "HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno",
-            "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n",
-        ] {
-            drop(request_head(&mut backend));
-            backend.write_all(answer.as_bytes()).unwrap();
-        }
-    });
-    let unasked = http1_backend(|mut backend, _| {
-        drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n")
-            .unwrap();
-    });
-    with_tunnel(&urls, |gateway| async move {
+    let declined = http1_answers(|_, _| "HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno");
+    with_tunnel(&declined, |gateway| async move {
         let exchange = gateway.send(upgrade("foo"));
         let head = exchange.response().await.head;
-        assert_eq!(
-            (head.status.as_u16(), head.headers.get("upgrade")),
-            (403, None)
-        );
+        assert_eq!(head.status, 403);
+        assert_eq!(head.headers.get("upgrade"), None);
         assert_eq!(exchange.body().await.unwrap(), "no");
     });
-    let urls_of_another = http1_backend(|mut backend, _| {
-        drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n")
-            .unwrap();
-    });
-    with_tunnel(&urls_of_another, |gateway| async move {
-        let (code, message) = gateway.send(upgrade("foo")).error().await;
-        assert!(
-            code == "GW_BACKEND_INVALID_RESPONSE"
-                && message.contains("foo")
-                && message.contains("bar"),
-            "{message}"
-        );
-    });
-    with_tunnel(&unasked, |gateway| async move {
-        assert_eq!(
-            gateway.send(get("/")).error().await.0,
-            "GW_BACKEND_INVALID_RESPONSE"
-        );
+    let to_another = http1_answers(|_, _| "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n");
+    with_tunnel(&to_another, |gateway| async move {
+        for (request, parts) in [(upgrade("foo"), &["foo", "bar"][..]), (get("/"), &[])] {
+            let (code, message) = gateway.send(request).error().await;
+            assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
+            for part in parts {
+                assert!(message.contains(part), "{message}");
+            }
+        }
     });
 }
 
@@ -224,51 +156,32 @@ fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
 fn http_2_backends_are_upgraded_by_extended_connect() {
     let echo = |request: Request<RecvStream>, mut respond: SendResponse<Bytes>, _| async move {
         assert_eq!(request.method(), Method::CONNECT);
-        assert_eq!(
-            request
-                .extensions()
-                .get::<h2::ext::Protocol>()
-                .unwrap()
-                .as_str(),
-            "websocket"
-        );
+        let protocol = request.extensions().get::<h2::ext::Protocol>().unwrap();
+        assert_eq!(protocol.as_str(), "websocket");
         assert!(!request.headers().contains_key("sec-websocket-key"));
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         let received = read_body(&mut request.into_body()).await;
         sent.send_data(Bytes::from(received), true).unwrap();
     };
     let mut settings = h2::server::Builder::new();
-    let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
+    let able = http2_backend_with(settings.enable_connect_protocol(), echo);
     with_tunnel(&able, |gateway| async move {
-        let with_key = with_field(
-            upgrade("websocket"),
-            "sec-websocket-key",
-            "dGhlIHNhbXBsZSBub25jZQ==",
-        );
-        let exchange = gateway.send(with_key);
+        let key = "dGhlIHNhbXBsZSBub25jZQ==";
+        let exchange = gateway.send(with_field(upgrade("websocket"), "sec-websocket-key", key));
         let head = exchange.response().await.head;
-        assert_eq!(
-            (head.status.as_u16(), &head.headers["upgrade"]),
-            (101, &HeaderValue::from_static("websocket"))
-        );
-        assert_eq!(
-            head.headers["sec-websocket-accept"],
-            "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
-        );
-        exchange
-            .up
-            .send(Bytes::from_static(b"both ways"), true)
-            .await
-            .unwrap();
+        assert_eq!(head.status, 101);
+        assert_eq!(head.headers["upgrade"], "websocket");
+        let accept = &head.headers["sec-websocket-accept"];
+        assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        exchange.upload("both ways", true).await;
         assert_eq!(exchange.body().await.unwrap(), "both ways");
     });
-    let unable = http2_backend(h2::server::Builder::new(), echo);
+    let unable = http2_backend(echo);
     with_tunnel(&unable, |gateway| async move {
-        let (code, message) = gateway.send(upgrade("websocket")).error().await;
-        assert!(
-            code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"),
-            "{message}"
-        );
+        let exchange = gateway.send(upgrade("websocket"));
+        exchange
+            .assert_error("GW_BACKEND_INVALID_RESPONSE", "extended CONNECT")
+            .await;
     });
 }
 
@@ -277,16 +190,11 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
     let (sender, ended) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n")
-            .unwrap();
+        write(&mut backend, b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n");
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         // Does not read; the closed connection shows as a hang-up.
-        let mut watched = [rustix::event::PollFd::new(
-            &backend,
-            rustix::event::PollFlags::RDHUP,
-        )];
-        while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
+        let mut watched = [PollFd::new(&backend, PollFlags::RDHUP)];
+        while poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
         sender.send(()).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
@@ -295,15 +203,10 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
         assert_eq!(exchange.body().await.unwrap(), "");
         // More than socket buffers and credit allow.
         let flood = exchange.up.send(Bytes::from(vec![0; 64 << 20]), false);
-        assert!(
-            runtime::timeout(Duration::from_millis(500), flood)
-                .await
-                .is_err()
-        );
+        let in_time = runtime::timeout(Duration::from_millis(500), flood).await;
+        assert!(in_time.is_err());
         exchange.up.reset();
-        while ended.try_recv().is_err() {
-            runtime::sleep(Duration::from_millis(1)).await;
-        }
+        received(&ended).await;
     });
 }
 
@@ -320,16 +223,16 @@ fn content_of_an_upgrade_reaches_the_backend_before_it_switches() {
             let mut content = [0; 4];
             let switch = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n";
             if early {
-                backend.write_all(switch).unwrap();
+                write(&mut backend, switch);
             }
             backend.read_exact(&mut content).unwrap();
             if !early {
-                backend.write_all(switch).unwrap();
+                write(&mut backend, switch);
             }
-            backend.write_all(&content).unwrap();
+            write(&mut backend, &content);
             let mut raw = String::new();
             backend.read_to_string(&mut raw).unwrap();
-            backend.write_all(raw.as_bytes()).unwrap();
+            write(&mut backend, raw);
         });
         with_tunnel(&urls, |gateway| async move {
             let exchange = gateway.send(OutboundRequest {
@@ -340,14 +243,12 @@ fn content_of_an_upgrade_reaches_the_backend_before_it_switches() {
                 assert_eq!(exchange.response().await.head.status, 101);
             }
             // In one frame.
-            let sent = exchange.up.send(Bytes::from_static(b"jsonraw "), false);
-            sent.await.unwrap();
+            exchange.upload("jsonraw ", false).await;
             if !early {
                 assert_eq!(exchange.response().await.head.status, 101);
             }
             assert_eq!(exchange.bytes(4).await, b"json");
-            let sent = exchange.up.send(Bytes::from_static(b"stream"), true);
-            sent.await.unwrap();
+            exchange.upload("stream", true).await;
             assert_eq!(exchange.body().await.unwrap(), "raw stream");
         });
     }
@@ -355,12 +256,12 @@ fn content_of_an_upgrade_reaches_the_backend_before_it_switches() {
 
 #[test]
 fn bytes_behind_the_content_of_a_declined_upgrade_reach_no_backend() {
-    let (sender, received) = mpsc::channel();
+    let (sender, reads) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         backend.read_exact(&mut [0; 4]).unwrap();
         let answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\nno";
-        backend.write_all(answer).unwrap();
+        write(&mut backend, answer);
         sender.send(read(&mut backend, &mut [0])).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
@@ -368,37 +269,30 @@ fn bytes_behind_the_content_of_a_declined_upgrade_reach_no_backend() {
             framing: Framing::Length(4),
             ..upgrade("tcp")
         });
-        let sent = exchange.up.send(Bytes::from_static(b"jsonGET /"), false);
-        sent.await.unwrap();
+        exchange.upload("jsonGET /", false).await;
         assert_eq!(exchange.response().await.head.status, 409);
         assert_eq!(exchange.body().await.unwrap(), "no");
-        while received.try_recv() != Ok(0) {
-            runtime::sleep(Duration::from_millis(1)).await;
-        }
+        assert_eq!(received(&reads).await, 0);
     });
 }
 
 #[test]
 fn http_2_backends_get_an_upgrade_with_content_as_an_ordinary_request() {
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        |request, mut respond, _| async move {
-            let method = request.method().clone();
-            // To its end: the gateway ends its direction only after the response.
-            let body = read_body(&mut request.into_body()).await;
-            let mut sent = respond.send_response(Response::new(()), false).unwrap();
-            sent.send_data(format!("{method} {body}").into(), true)
-                .unwrap();
-        },
-    );
+    let urls = http2_backend(|request, mut respond, _| async move {
+        let method = request.method().clone();
+        // To its end: the gateway ends its direction only after the response.
+        let body = read_body(&mut request.into_body()).await;
+        let mut sent = respond.send_response(Response::new(()), false).unwrap();
+        sent.send_data(format!("{method} {body}").into(), true)
+            .unwrap();
+    });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(OutboundRequest {
             method: Method::POST,
             framing: Framing::Length(4),
             ..upgrade("tcp")
         });
-        let sent = exchange.up.send(Bytes::from_static(b"json"), false);
-        sent.await.unwrap();
+        exchange.upload("json", false).await;
         assert_eq!(exchange.response().await.head.status, 200);
         assert_eq!(exchange.body().await.unwrap(), "POST json");
     });

@@ -1,8 +1,9 @@
 //! Request bodies that are longer than their responses.
 
+use gw_bed::threads::Peer;
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::connections::alpn::tls;
+use super::connections::TlsBackend;
 use super::tunnel::{Exchange, Gateway};
 use super::*;
 
@@ -26,10 +27,8 @@ async fn upload(exchange: &Exchange, length: usize) -> bool {
 }
 
 async fn uploaded(exchange: &Exchange) -> u64 {
-    std::future::poll_fn(|cx| exchange.down.poll_uploaded(cx))
-        .await
-        .unwrap()
-        .unwrap()
+    let uploaded = std::future::poll_fn(|cx| exchange.down.poll_uploaded(cx)).await;
+    uploaded.unwrap().unwrap()
 }
 
 /// Sends a body after its response was read whole.
@@ -41,17 +40,28 @@ async fn upload_after_the_response(gateway: &Gateway) {
     assert_eq!(uploaded(&exchange).await, BODY as u64);
 }
 
+/// Answers before it reads the body. Returns whether the body arrives.
+fn answer_early(backend: &mut (impl Read + Write)) -> bool {
+    backend.write_all(EARLY).unwrap();
+    let mut body = vec![0; BODY];
+    backend.read_exact(&mut body).unwrap();
+    body.iter().all(|byte| *byte == b'x')
+}
+
+/// Answers with `status` and `body` over HTTP/2.
+fn respond_with(respond: &mut SendResponse<Bytes>, status: u16, body: &'static str) {
+    let response = Response::builder().status(status).body(()).unwrap();
+    let mut sent = respond.send_response(response, false).unwrap();
+    sent.send_data(Bytes::from_static(body.as_bytes()), true)
+        .unwrap();
+}
+
 #[test]
 fn a_backend_that_answers_early_gets_the_whole_body() {
     let (received, mut at_backend) = unbounded_channel();
     let urls = http1_backend(move |mut backend, _| {
         while !request_head(&mut backend).is_empty() {
-            backend.write_all(EARLY).unwrap();
-            let mut body = vec![0; BODY];
-            backend.read_exact(&mut body).unwrap();
-            received
-                .send(body.iter().all(|byte| *byte == b'x'))
-                .unwrap();
+            received.send(answer_early(&mut backend)).unwrap();
         }
     });
     with_tunnel(&urls, |gateway| async move {
@@ -68,9 +78,7 @@ fn a_backend_that_ends_its_response_by_closing_one_direction_gets_the_whole_body
     let (received, mut at_backend) = unbounded_channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 202 Accepted\r\n\r\nok")
-            .unwrap();
+        write(&mut backend, b"HTTP/1.1 202 Accepted\r\n\r\nok");
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         let mut body = Vec::new();
         backend.read_to_end(&mut body).unwrap();
@@ -85,21 +93,14 @@ fn a_backend_that_ends_its_response_by_closing_one_direction_gets_the_whole_body
 #[test]
 fn an_http2_backend_that_answers_early_gets_the_whole_body() {
     let (received, mut at_backend) = unbounded_channel();
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        move |request, mut respond, _| {
-            let received = received.clone();
-            async move {
-                let mut sent = respond
-                    .send_response(Response::builder().status(202).body(()).unwrap(), false)
-                    .unwrap();
-                sent.send_data(Bytes::from_static(b"ok"), true).unwrap();
-                received
-                    .send(read_body(&mut request.into_body()).await.len())
-                    .unwrap();
-            }
-        },
-    );
+    let urls = http2_backend(move |request, mut respond, _| {
+        let received = received.clone();
+        async move {
+            respond_with(&mut respond, 202, "ok");
+            let body = read_body(&mut request.into_body()).await;
+            received.send(body.len()).unwrap();
+        }
+    });
     with_tunnel(&urls, |gateway| async move {
         upload_after_the_response(&gateway).await;
         assert_eq!(at_backend.recv().await.unwrap(), BODY);
@@ -109,31 +110,13 @@ fn an_http2_backend_that_answers_early_gets_the_whole_body() {
 #[test]
 fn a_tls_backend_that_answers_early_gets_the_whole_body() {
     let (received, mut at_backend) = unbounded_channel();
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ca.pem");
-    let config = tls(&[b"http/1.1"], &file);
-    let address = listen(move |connection, _| {
-        let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
-        let mut backend = rustls::StreamOwned::new(session, connection);
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            backend.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        backend.write_all(EARLY).unwrap();
-        let mut body = vec![0; BODY];
-        backend.read_exact(&mut body).unwrap();
-        received
-            .send(body.iter().all(|byte| *byte == b'x'))
-            .unwrap();
+    let backend = TlsBackend::start(&[b"http/1.1"], move |connection, config| {
+        let session = rustls::ServerConnection::new(config).unwrap();
+        let mut backend = Peer::new(rustls::StreamOwned::new(session, connection));
+        backend.raw_head().unwrap();
+        received.send(answer_early(&mut backend.stream)).unwrap();
     });
-    let port = address.rsplit(':').next().unwrap();
-    let table = format!(
-        "urls = 'https://localhost:{port}'\nca_file = '{}'",
-        file.display()
-    );
-    with_tunnel_to(&backends(&table), |gateway| async move {
+    with_tunnel_to(&backend.with(""), |gateway| async move {
         upload_after_the_response(&gateway).await;
         assert!(at_backend.recv().await.unwrap());
     });
@@ -143,9 +126,8 @@ fn a_tls_backend_that_answers_early_gets_the_whole_body() {
 fn the_rest_of_a_body_is_discarded_once_a_backend_reads_no_more() {
     let urls = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
-        backend
-            .write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
-            .unwrap();
+        let answer = "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno";
+        write(&mut backend, answer);
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Chunked));
@@ -158,17 +140,11 @@ fn the_rest_of_a_body_is_discarded_once_a_backend_reads_no_more() {
 
 #[test]
 fn a_reset_without_an_error_by_an_http2_backend_ends_the_body_at_once() {
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        |request, mut respond, _| async move {
-            let mut sent = respond
-                .send_response(Response::builder().status(413).body(()).unwrap(), false)
-                .unwrap();
-            sent.send_data(Bytes::from_static(b"no"), true).unwrap();
-            // Dropped with an unread body: RST_STREAM with NO_ERROR (RFC 9113 §8.1).
-            drop(request);
-        },
-    );
+    let urls = http2_backend(|request, mut respond, _| async move {
+        respond_with(&mut respond, 413, "no");
+        // Dropped with an unread body: RST_STREAM with NO_ERROR (RFC 9113 §8.1).
+        drop(request);
+    });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Chunked));
         assert_eq!(exchange.response().await.head.status, 413);
@@ -183,26 +159,16 @@ fn a_reset_by_the_gateway_after_the_response_reaches_the_backend() {
     let (ended, mut at_backend) = unbounded_channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
-        backend.write_all(EARLY).unwrap();
+        write(&mut backend, EARLY);
         let mut body = Vec::new();
-        ended
-            .send(
-                backend
-                    .read_to_end(&mut body)
-                    .map(|_| body.len())
-                    .map_err(|error| error.kind()),
-            )
-            .unwrap();
+        let end = backend.read_to_end(&mut body).map(|_| body.len());
+        ended.send(end.map_err(|error| error.kind())).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(post(Framing::Length(BODY as u64)));
         assert_eq!(exchange.response().await.head.status, 202);
         assert_eq!(exchange.body().await.unwrap(), "ok");
-        exchange
-            .up
-            .send(Bytes::from_static(b"part"), false)
-            .await
-            .unwrap();
+        exchange.upload("part", false).await;
         exchange.up.reset();
         assert_eq!(
             at_backend.recv().await.unwrap(),

@@ -316,24 +316,20 @@ mod tests {
 
     #[test]
     fn gateway_is_an_https_origin() {
-        assert_eq!(
-            parse_gateway("https://EU1.example.com/"),
-            Ok(("eu1.example.com".into(), 443))
-        );
-        assert_eq!(
-            parse_gateway("https://eu1.gw.localhost:8443"),
-            Ok(("eu1.gw.localhost".into(), 8443))
-        );
+        for (url, host, port) in [
+            ("https://EU1.example.com/", "eu1.example.com", 443),
+            ("https://eu1.gw.localhost:8443", "eu1.gw.localhost", 8443),
+        ] {
+            assert_eq!(parse_gateway(url), Ok((host.into(), port)));
+        }
         for meant in [
             "eu1.example.com:8443",
             "http://eu1.example.com:8443",
             "https://eu1.example.com:8443/enroll",
         ] {
             let mistake = parse_gateway(meant).unwrap_err();
-            assert!(
-                mistake.ends_with("such as https://eu1.example.com:8443"),
-                "{mistake}"
-            );
+            let hint = "such as https://eu1.example.com:8443";
+            assert!(mistake.ends_with(hint), "{mistake}");
         }
         for bad in [
             "",
@@ -348,36 +344,35 @@ mod tests {
         }
     }
 
+    fn check(options: EnrollmentOptions) -> Box<NewEnrollment> {
+        match options.check(&ProxySettings::default()).unwrap() {
+            (_, _, Start::New(new)) => new,
+            _ => panic!("nothing to resume"),
+        }
+    }
+
     #[test]
     fn new_enrollment_is_checked_and_completed_with_defaults() {
         let directory = tempfile::tempdir().unwrap();
-        let (_, _lock, Start::New(new)) = options(&directory.path().join("new"))
-            .check(&ProxySettings::default())
-            .unwrap()
-        else {
-            panic!("nothing to resume");
-        };
+        let new = check(options(&directory.path().join("new")));
+        assert_eq!(new.gateway_name, "eu1.example.com");
         assert_eq!(
-            (new.gateway_name.as_str(), new.gateway_port),
+            (new.gateway_host.as_str(), new.gateway_port),
             ("eu1.example.com", 443)
         );
-        assert_eq!(
-            (new.gateway_host.as_str(), new.token.reveal()),
-            ("eu1.example.com", TOKEN)
-        );
+        assert_eq!(new.token.reveal(), TOKEN);
         assert!(!new.name.is_empty());
-        let elsewhere = EnrollmentOptions {
+    }
+
+    #[test]
+    fn the_gateway_can_be_at_another_address_than_that_of_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let new = check(EnrollmentOptions {
             connect_to: Some(("127.0.0.1".into(), 1)),
             ..options(directory.path())
-        };
-        let (_, _lock, Start::New(new)) = elsewhere.check(&ProxySettings::default()).unwrap()
-        else {
-            panic!("nothing to resume")
-        };
-        assert_eq!(
-            (new.gateway_name.as_str(), new.gateway_host.as_str()),
-            ("eu1.example.com", "127.0.0.1")
-        );
+        });
+        assert_eq!(new.gateway_name, "eu1.example.com");
+        assert_eq!(new.gateway_host, "127.0.0.1");
     }
 
     #[test]
@@ -397,31 +392,26 @@ mod tests {
             found.len() == 4 && named == [true; 4] && !found.concat().contains("hunter2"),
             "{found:?}"
         );
-        assert_eq!(
-            mistakes(EnrollmentOptions {
-                gateway: None,
-                token: None,
-                ..options(directory.path())
-            })
-            .len(),
-            2
-        );
-        fs::write(directory.path().join("agent.json"), "{}").unwrap();
-        assert!(mistakes(options(directory.path()))[0].contains("--force"));
-        assert!(
-            EnrollmentOptions {
-                force: true,
-                ..options(directory.path())
-            }
-            .check(&ProxySettings::default())
-            .is_ok()
-        );
-        // A running agent is not replaced.
-        let _running = StateDir::new(directory.path()).lock().unwrap();
-        let found = mistakes(EnrollmentOptions {
+        let missing = EnrollmentOptions {
+            gateway: None,
+            token: None,
+            ..options(directory.path())
+        };
+        assert_eq!(mistakes(missing).len(), 2);
+    }
+
+    #[test]
+    fn an_enrolled_agent_is_replaced_by_force_unless_it_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let forced = || EnrollmentOptions {
             force: true,
             ..options(directory.path())
-        });
+        };
+        fs::write(directory.path().join("agent.json"), "{}").unwrap();
+        assert!(mistakes(options(directory.path()))[0].contains("--force"));
+        assert!(forced().check(&ProxySettings::default()).is_ok());
+        let _running = StateDir::new(directory.path()).lock().unwrap();
+        let found = mistakes(forced());
         assert!(
             found.len() == 1 && found[0].contains("in use by another gw-agent process"),
             "{found:?}"

@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 
 use gw_shared::id::{AgentId, EnrollmentId};
@@ -28,29 +28,23 @@ struct Region {
 impl Region {
     /// A gateway that answers `GET /enroll/status` with `status` and accepts all other requests.
     fn with_status(mut status: impl FnMut() -> String + Send + 'static) -> Self {
-        Self::answering(move |request, authority| {
-            match request.head.split(['?', ' ']).nth(1).unwrap() {
-                "/enroll" => json(
-                    201,
-                    "",
-                    &EnrollReply {
-                        enrollment_id: EnrollmentId::random(),
-                        agent_id: AgentId::random(),
-                        enrollment_secret: "for the agent".into(),
-                        status: EnrollmentStatus::Pending,
-                        poll_after_seconds: 1,
-                    },
-                ),
-                "/enroll/status" => status(),
-                _ => {
-                    assert!(
-                        request
-                            .head
-                            .contains("authorization: Bearer for the agent\r\n")
-                    );
-                    let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
-                    json(200, "", &authority.certify(&request.csr, NOW))
-                }
+        Self::answering(move |request, authority| match path(request) {
+            "/enroll" => {
+                let reply = EnrollReply {
+                    enrollment_id: EnrollmentId::random(),
+                    agent_id: AgentId::random(),
+                    enrollment_secret: "for the agent".into(),
+                    status: EnrollmentStatus::Pending,
+                    poll_after_seconds: 1,
+                };
+                json(201, "", &reply)
+            }
+            "/enroll/status" => status(),
+            _ => {
+                let field = "authorization: Bearer for the agent\r\n";
+                assert!(request.head.contains(field));
+                let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
+                json(200, "", &authority.certify(&request.csr, NOW))
             }
         })
     }
@@ -61,8 +55,7 @@ impl Region {
         std::fs::write(directory.path().join("ca.pem"), &authority.pem).unwrap();
         let (seen, requests) = mpsc::channel();
         let port = fake_gateway::serve(&Arc::clone(&authority), move |request| {
-            seen.send(request.head.split(['?', ' ']).nth(1).unwrap().to_owned())
-                .unwrap();
+            seen.send(path(request).to_owned()).unwrap();
             answer(request, &authority)
         });
         Self {
@@ -87,31 +80,30 @@ impl Region {
         }
     }
 
+    /// The names of the files of the state folder.
+    fn files(&self) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(self.state_dir()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string());
+        names.map(Result::unwrap).collect()
+    }
+
     fn requests(&self) -> Vec<String> {
         self.requests.try_iter().collect()
     }
 }
 
-fn status(status: EnrollmentStatus) -> String {
-    let agent_id = (status == EnrollmentStatus::Approved).then(AgentId::random);
-    json(
-        200,
-        "",
-        &StatusReply {
-            status,
-            agent_id,
-            poll_after_seconds: 1,
-        },
-    )
+fn path(request: &Request) -> &str {
+    request.head.split(['?', ' ']).nth(1).unwrap()
 }
 
-fn files(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
+fn status(status: EnrollmentStatus) -> String {
+    let agent_id = (status == EnrollmentStatus::Approved).then(AgentId::random);
+    let reply = StatusReply {
+        status,
+        agent_id,
+        poll_after_seconds: 1,
+    };
+    json(200, "", &reply)
 }
 
 #[test]
@@ -121,26 +113,18 @@ fn enrollment_creates_a_complete_state_folder() {
     assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
     let enrollment = enrolled.state.enrollment().unwrap();
     assert_eq!(enrollment, enrolled.enrollment);
-    assert_eq!(
-        (
-            enrollment.gateway_name.as_str(),
-            enrollment.gateway_host.as_str()
-        ),
-        (APEX, "127.0.0.1")
-    );
-    assert_eq!(
-        (enrollment.gateway_port, enrollment.services),
-        (region.port, vec![HOSTNAME.to_owned()])
-    );
+    assert_eq!(enrollment.gateway_name, APEX);
+    assert_eq!(enrollment.gateway_host, "127.0.0.1");
+    assert_eq!(enrollment.gateway_port, region.port);
+    assert_eq!(enrollment.services, [HOSTNAME]);
     assert_eq!(enrolled.state.identity().unwrap().chain.len(), 1);
-    assert_eq!(
-        files(&region.state_dir()),
-        ["agent.json", "gateway-ca.crt", "identity.pem"]
-    );
-    assert!(
-        matches!(enroll(region.options()), Err(EnrollError::Usage(_))),
-        "a second enrollment needs --force"
-    );
+    let files = ["agent.json", "gateway-ca.crt", "identity.pem"];
+    assert!(region.files().iter().eq(files));
+    // A second enrollment needs --force.
+    assert!(matches!(
+        enroll(region.options()),
+        Err(EnrollError::Usage(_))
+    ));
 }
 
 #[test]
@@ -154,33 +138,24 @@ fn interrupted_enrollment_is_resumed_with_and_without_its_token() {
             _ => status(EnrollmentStatus::Approved),
         }
     });
-    let understood = |result: &Result<Enrolled, EnrollError>| {
-        !matches!(
+    let assert_not_understood = |result: Result<Enrolled, EnrollError>| {
+        assert!(matches!(
             result,
             Err(EnrollError::Gateway(GatewayError::NotUnderstood(_)))
-        )
+        ));
     };
-    assert!(!understood(&enroll(region.options())));
-    assert_eq!(files(&region.state_dir()), ["enrollment.json"]);
+    assert_not_understood(enroll(region.options()));
+    assert!(region.files().iter().eq(["enrollment.json"]));
     let state_dir_only = EnrollmentOptions {
         state_dir: region.state_dir(),
         ..EnrollmentOptions::default()
     };
-    assert!(!understood(&enroll(state_dir_only)));
-    assert_eq!(
-        enroll(region.options()).unwrap().enrollment.gateway_port,
-        region.port
-    );
-    assert_eq!(
-        region.requests(),
-        [
-            "/enroll",
-            "/enroll/status",
-            "/enroll/status",
-            "/enroll/status",
-            "/csr"
-        ]
-    );
+    assert_not_understood(enroll(state_dir_only));
+    let enrolled = enroll(region.options()).unwrap();
+    assert_eq!(enrolled.enrollment.gateway_port, region.port);
+    let polls = ["/enroll/status"; 3];
+    let requests = [&["/enroll"], &polls[..], &["/csr"]].concat();
+    assert_eq!(region.requests(), requests);
 }
 
 #[test]
@@ -204,79 +179,81 @@ fn refusals_are_errors_with_a_remedy() {
     let older = Region::answering(|_, _| refusal(426, "", "GW_VERSION_MISMATCH"));
     let error = enroll(older.options()).unwrap_err().to_string();
     assert!(error.contains("GW_VERSION_MISMATCH"), "{error}");
-    let unknown = enroll(EnrollmentOptions {
+    let without_authority = EnrollmentOptions {
         ca_file: None,
         ..used.options()
-    })
-    .unwrap_err()
-    .to_string();
+    };
+    let unknown = enroll(without_authority).unwrap_err().to_string();
     assert!(unknown.contains("--ca-file"), "{unknown}");
+}
 
+#[test]
+fn a_rejected_enrollment_cannot_be_resumed() {
     let rejected = Region::with_status(|| status(EnrollmentStatus::Revoked));
     assert!(matches!(
         enroll(rejected.options()),
         Err(EnrollError::Rejected)
     ));
-    assert!(
-        files(&rejected.state_dir()).is_empty(),
-        "a rejected enrollment cannot be resumed"
-    );
+    assert!(rejected.files().is_empty());
+}
+
+fn refused(status: u16, retry_after: Option<u64>) -> GatewayError {
+    GatewayError::Refused(ErrorReply {
+        status: StatusCode::from_u16(status).unwrap(),
+        code: None,
+        text: String::new(),
+        retry_after: retry_after.map(Duration::from_secs),
+    })
 }
 
 #[test]
 fn requests_are_repeated_only_if_that_is_safe_and_useful() {
-    let refused = |status: u16, retry_after: Option<u64>| {
-        GatewayError::Refused(ErrorReply {
-            status: StatusCode::from_u16(status).unwrap(),
-            code: None,
-            text: String::new(),
-            retry_after: retry_after.map(Duration::from_secs),
-        })
-    };
-    let pause = |error: GatewayError, retry_on| {
-        pause(&error, retry_on, &mut Backoff::default(), 0.5).map(|pause| pause.as_millis())
-    };
-    assert_eq!(pause(refused(429, Some(7)), RetryOn::Overload), Some(7000));
-    assert_eq!(pause(refused(503, None), RetryOn::Outage), Some(60_000));
-    // The gateway may have consumed the token, so a second attempt would be refused.
-    assert_eq!(pause(GatewayError::Closed, RetryOn::Overload), None);
-    assert_eq!(pause(GatewayError::Closed, RetryOn::Outage), Some(500));
-    assert_eq!(pause(refused(401, None), RetryOn::Outage), None);
+    for (error, retry_on, expected) in [
+        (refused(429, Some(7)), RetryOn::Overload, Some(7000)),
+        (refused(503, None), RetryOn::Outage, Some(60_000)),
+        // The gateway may have consumed the token, so a second attempt would be refused.
+        (GatewayError::Closed, RetryOn::Overload, None),
+        (GatewayError::Closed, RetryOn::Outage, Some(500)),
+        (refused(401, None), RetryOn::Outage, None),
+    ] {
+        let pause = pause(&error, retry_on, &mut Backoff::default(), 0.5);
+        assert_eq!(pause.map(|pause| pause.as_millis()), expected, "{error}");
+    }
+}
 
-    // A gateway that keeps refusing is asked less and less often, and never before the time that it
-    // names.
+#[test]
+fn a_gateway_that_keeps_refusing_is_asked_less_often_and_never_too_early() {
     let mut backoff = Backoff::default();
-    let pauses = (0..9)
-        .map(|_| super::pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());
-    assert_eq!(
-        pauses.map(|pause| pause.as_secs()).collect::<Vec<_>>(),
-        [5, 5, 5, 8, 16, 32, 64, 120, 120]
-    );
+    let pauses =
+        (0..9).map(|_| pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());
+    let seconds: Vec<u64> = pauses.map(|pause| pause.as_secs()).collect();
+    assert_eq!(seconds, [5, 5, 5, 8, 16, 32, 64, 120, 120]);
 }
 
 #[test]
 fn polls_for_an_approval_slow_down() {
-    let pause = |requested, waited| {
-        poll_pause(Duration::from_secs(requested), Duration::from_secs(waited)).as_secs()
-    };
-    assert_eq!(
-        [0, 50, 100, 300, 600, 86_400].map(|waited| pause(5, waited)),
-        [5, 5, 10, 30, 60, 60]
-    );
-    assert_eq!(
-        [pause(0, 0), pause(90, 86_400), pause(3600, 0)],
-        [1, 90, 300]
-    );
+    for (requested, waited, expected) in [
+        (5, 0, 5),
+        (5, 50, 5),
+        (5, 100, 10),
+        (5, 300, 30),
+        (5, 600, 60),
+        (5, 86_400, 60),
+        (0, 0, 1),
+        (90, 86_400, 90),
+        (3600, 0, 300),
+    ] {
+        let pause = poll_pause(Duration::from_secs(requested), Duration::from_secs(waited));
+        assert_eq!(pause.as_secs(), expected, "{requested} {waited}");
+    }
 }
 
 #[test]
 fn an_enrolled_agent_is_kept_unless_it_is_of_another_gateway() {
     let region = Region::with_status(|| status(EnrollmentStatus::Approved));
     ensure_enrolled(region.options()).unwrap();
-    let agent_id = StateDir::new(region.state_dir())
-        .enrollment()
-        .unwrap()
-        .agent_id;
+    let state = StateDir::new(region.state_dir());
+    let agent_id = state.enrollment().unwrap().agent_id;
     assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
 
     // Neither the token nor the URL is needed any more.
@@ -295,17 +272,10 @@ fn an_enrolled_agent_is_kept_unless_it_is_of_another_gateway() {
         let error = ensure_enrolled(options).unwrap_err();
         assert!(matches!(error, EnrollError::OtherGateway { .. }), "{error}");
         let error = error.to_string();
-        assert!(
-            error.contains(other) && error.contains(&format!("https://{APEX}:{}", region.port)),
-            "{error}"
-        );
+        for gateway in [other, &format!("https://{APEX}:{}", region.port)] {
+            assert!(error.contains(gateway), "{error}");
+        }
     }
     assert_eq!(region.requests(), [""; 0]);
-    assert_eq!(
-        StateDir::new(region.state_dir())
-            .enrollment()
-            .unwrap()
-            .agent_id,
-        agent_id
-    );
+    assert_eq!(state.enrollment().unwrap().agent_id, agent_id);
 }

@@ -13,7 +13,6 @@ use gw_shared::http::{Fields, Framing};
 use gw_shared::identity::program::{UpdateReport, UpdateState};
 use gw_shared::net::Socket;
 use gw_shared::net::tls::Trusted;
-use gw_shared::runtime::Driver;
 use gw_shared::tunnel::control::{self, BackendHealth, ToAgent, ToGateway};
 use gw_shared::tunnel::endpoint::ReceivedPart;
 use gw_shared::tunnel::frame::Kind;
@@ -28,7 +27,7 @@ use super::*;
 use crate::backend::Backends;
 use crate::fake_gateway::{self, HOSTNAME, NOW};
 use crate::succession::Succession;
-use crate::tls;
+use crate::{testing, tls};
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 const BODY: usize = 3_000_000;
@@ -41,18 +40,13 @@ async fn connect() -> (TlsStream, TlsStream) {
     let trusted = Arc::new(Trusted::only(vec![certified.cert.der().clone()]).unwrap());
     let versions = [&rustls::version::TLS13];
     let client = tls::client_config(&versions, trusted, Vec::new(), None, &[]).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let socket = Socket::connect(listener.local_addr().unwrap(), None)
-        .await
-        .unwrap();
-    let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-    let client =
-        UnbufferedClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
+    let (socket, accepted) = testing::connect().await;
+    let name = "gateway".try_into().unwrap();
+    let client = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
     let agent = TlsStream::new(socket, client);
-    let gateway = TlsStream::new(
-        accepted,
-        UnbufferedServerConnection::new(Arc::new(server)).unwrap(),
-    );
+    let accepted = Socket::from_fd(accepted.into()).unwrap();
+    let server = UnbufferedServerConnection::new(Arc::new(server)).unwrap();
+    let gateway = TlsStream::new(accepted, server);
     let (agents, gateways) = join!(agent.handshake(), gateway.handshake());
     agents.and(gateways).unwrap();
     (agent, gateway)
@@ -65,12 +59,8 @@ fn backend() -> String {
     thread::spawn(move || {
         let mut connection = listener.accept().unwrap().0;
         assert!(connection.read(&mut [0; 1000]).unwrap() > 0);
-        write!(
-            connection,
-            "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n"
-        )
-        .unwrap();
-        connection.write_all(&vec![b'x'; BODY]).unwrap();
+        let answer = gw_bed::http1::ok(vec![b'x'; BODY]);
+        connection.write_all(&answer).unwrap();
     });
     format!("http://{address}")
 }
@@ -97,14 +87,7 @@ fn with_session_to(
     gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>),
 ) -> Result<(), TunnelError> {
     let run = async {
-        let authority = fake_gateway::Authority::new();
-        let directory = tempfile::tempdir().unwrap();
-        let agent = fake_gateway::agent(
-            directory.path(),
-            &authority,
-            &authority.identity_pem(NOW),
-            1,
-        );
+        let (_directory, agent) = fake_gateway::agent(&fake_gateway::Authority::new(), NOW, 1);
         let backends = Backends::from_urls("test", &[url.to_owned()], &mut Vec::new()).unwrap();
         let (stop, stopped) = watch::channel(false);
         let session = Rc::new(Session {
@@ -122,26 +105,28 @@ fn with_session_to(
         let tunnel = Tunnel::new(Endpoint::gateway());
         let driven = std::future::poll_fn(|cx| tunnel.poll_drive(cx, &gateways, &mut |_| Ok(())));
         let (ended, ()) = join!(driven, async {
-            assert_eq!(
-                tunnel.hello().await,
-                Some(slots as usize + STREAMS_BEYOND_SLOTS)
-            );
+            let streams = slots as usize + STREAMS_BEYOND_SLOTS;
+            assert_eq!(tunnel.hello().await, Some(streams));
             gateway(&tunnel, &session, stop).await;
         });
         drop(gateways);
-        session
-            .phase
-            .subscribe()
-            .wait_for(|phase| *phase == Phase::Ended)
-            .await
-            .unwrap();
+        reach(&session, Phase::Ended).await;
         ended
     };
-    Driver::choose()
-        .unwrap()
-        .block_on(async { runtime::timeout(TIME_LIMIT, run).await })
-        .unwrap()
-        .unwrap()
+    testing::block_on(async { runtime::timeout(TIME_LIMIT, run).await }).unwrap()
+}
+
+/// Waits until the session is in this phase.
+async fn reach(session: &Session, wanted: Phase) {
+    let mut phase = session.phase.subscribe();
+    phase.wait_for(|phase| *phase == wanted).await.unwrap();
+}
+
+fn ready(generation: u64) -> ToAgent {
+    ToAgent::Ready {
+        agent_id: "ag_1".to_owned(),
+        generation,
+    }
 }
 
 fn tell(tunnel: &Tunnel, message: &ToAgent) {
@@ -181,20 +166,17 @@ async fn read(receiver: &StreamReceiver) -> usize {
     }
 }
 
+async fn refusal(receiver: &StreamReceiver) -> head::Refusal {
+    match receiver.receive().await {
+        Ok(ReceivedPart::Head(Kind::Refused, payload)) => head::parse_refusal(payload).unwrap(),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
 /// Tells the agent that its tunnel is registered, and waits until it knows.
 async fn become_ready(tunnel: &Tunnel, session: &Session) {
-    tell(
-        tunnel,
-        &ToAgent::Ready {
-            agent_id: "ag_1".to_owned(),
-            generation: 1,
-        },
-    );
-    let mut phase = session.phase.subscribe();
-    phase
-        .wait_for(|phase| *phase == Phase::Ready)
-        .await
-        .unwrap();
+    tell(tunnel, &ready(1));
+    reach(session, Phase::Ready).await;
 }
 
 #[test]
@@ -239,10 +221,7 @@ fn requests_beyond_the_slots_are_refused() {
     let ended = with_session(async |tunnel, session, _stop| {
         let first = get(tunnel);
         let second = get(tunnel);
-        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else {
-            panic!("not refused")
-        };
-        let refusal = head::parse_refusal(payload).unwrap();
+        let refusal = refusal(&second.1).await;
         assert_eq!(
             (&refusal.code[..], refusal.unsent),
             (AgentErrorCode::ConcurrencyLimit.as_str().as_bytes(), true)
@@ -257,31 +236,22 @@ fn requests_beyond_the_slots_are_refused() {
 #[test]
 fn a_tunnel_with_a_newer_one_of_another_process_is_a_reserve_until_the_gateway_uses_it_again() {
     let ended = with_session(async |tunnel, session, _stop| {
-        let mut phase = session.phase.subscribe();
-        let mut reached = async |wanted: Phase| {
-            phase.wait_for(|phase| *phase == wanted).await.unwrap();
-        };
-        let ready = |generation| ToAgent::Ready {
-            agent_id: "ag_1".to_owned(),
-            generation,
-        };
-        tell(tunnel, &ready(1));
-        reached(Phase::Ready).await;
+        become_ready(tunnel, session).await;
         let (_sender, receiver) = get(tunnel);
         for generation in 2..4 {
             tell(tunnel, &ToAgent::Replaced);
-            reached(Phase::Reserve).await;
+            reach(session, Phase::Reserve).await;
             assert!(session.displaced.get());
             tell(tunnel, &ready(generation));
-            reached(Phase::Ready).await;
+            reach(session, Phase::Ready).await;
             assert!(!session.displaced.get());
         }
         tell(tunnel, &ToAgent::Replaced);
-        reached(Phase::Reserve).await;
+        reach(session, Phase::Reserve).await;
         // A running request ends as it would have, and the tunnel stays open.
         assert_eq!(read(&receiver).await, BODY);
         tell(tunnel, &ToAgent::Drain);
-        reached(Phase::GatewayDrains).await;
+        reach(session, Phase::GatewayDrains).await;
         tell(tunnel, &ready(9));
         tell(tunnel, &ToAgent::Drained);
     });
@@ -300,21 +270,10 @@ fn a_tunnel_that_its_own_process_or_its_successor_has_replaced_ends() {
     ];
     for prepare in to_replace {
         let ended = with_session(async |tunnel, session, stop| {
-            tell(
-                tunnel,
-                &ToAgent::Ready {
-                    agent_id: "ag_1".to_owned(),
-                    generation: 1,
-                },
-            );
+            tell(tunnel, &ready(1));
             prepare(tunnel, session, &stop);
             tell(tunnel, &ToAgent::Replaced);
-            session
-                .phase
-                .subscribe()
-                .wait_for(|phase| *phase == Phase::Ended)
-                .await
-                .unwrap();
+            reach(session, Phase::Ended).await;
         });
         ended.unwrap();
     }
@@ -339,11 +298,8 @@ fn changes_of_the_backends_health_are_reported_at_once() {
                 assert_eq!(reported().await, health);
             }
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(4),
-            "{:?}",
-            begun.elapsed()
-        );
+        let elapsed = begun.elapsed();
+        assert!(elapsed < Duration::from_secs(4), "{elapsed:?}");
         stop.send_replace(true);
         tell(tunnel, &ToAgent::Drained);
     });
@@ -358,28 +314,19 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
         while session.pool.states().all(|backend| backend.connects == 0) {
             runtime::yield_now().await;
         }
-        tell(
-            tunnel,
-            &ToAgent::OtherTunnels {
-                exist: true,
-                retries: true,
-            },
-        );
+        let others = ToAgent::OtherTunnels {
+            exist: true,
+            retries: true,
+        };
+        tell(tunnel, &others);
         // A tunnel delivers its messages in their order, but not in the order of messages and
         // requests.
         become_ready(tunnel, session).await;
-        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {
-            panic!("not refused")
-        };
-        let refusal = head::parse_refusal(payload).unwrap();
+        let refusal = refusal(&get(tunnel).1).await;
         assert_eq!(refusal.code, AgentErrorCode::BackendUnreachable.as_str());
         assert!(refusal.unsent);
-        assert!(
-            patient
-                .1
-                .poll_receive(&mut Context::from_waker(Waker::noop()))
-                .is_pending()
-        );
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(patient.1.poll_receive(cx).is_pending());
         patient.0.reset();
         tell(tunnel, &ToAgent::Drained);
     });
@@ -389,9 +336,8 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
 #[test]
 fn invalid_control_message_ends_the_tunnel() {
     let ended = with_session(async |tunnel, _session, _stop| {
-        tunnel
-            .send_message(Bytes::from_static(b"{}"), control::MESSAGE_MAX)
-            .unwrap();
+        let invalid = Bytes::from_static(b"{}");
+        tunnel.send_message(invalid, control::MESSAGE_MAX).unwrap();
         while tunnel.message().await.is_some() {}
     });
     assert!(ended.is_err());

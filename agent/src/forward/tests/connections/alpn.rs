@@ -2,49 +2,22 @@
 
 use super::*;
 
-/// A TLS server configuration with a self-signed certificate, which is written to `file`.
-pub(in crate::forward) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec!["localhost".to_owned()])
-        .unwrap()
-        .self_signed(&key)
-        .unwrap();
-    std::fs::write(file, certificate.pem()).unwrap();
-    let identity = (certificate.der().clone(), PrivateKeyDer::from(key));
-    Arc::new(gw_bed::tls::server(identity, alpn))
-}
-
 /// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes
 /// bodies over HTTP/2.
-async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
-    let Some(stream) = accept_tls(connection, config).await else {
-        return;
-    };
+async fn speak_either(stream: TlsStream) {
     if !stream.speaks(b"h2") {
         receive_tls(&stream, b"\r\n\r\n").await;
-        send_tls(
-            &stream,
-            b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ",
-        )
-        .await;
-        let mut received = bytes::BytesMut::new();
-        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
-            .await
-            .unwrap()
-            > 0
-        {}
-        stream
-            .write_all(&mut [std::io::IoSlice::new(&received)])
-            .await
-            .unwrap();
+        let switch = b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ";
+        send_tls(&stream, switch).await;
+        let mut received = BytesMut::new();
+        while receive_some(&stream, &mut received).await.unwrap() > 0 {}
+        send_tls(&stream, &received).await;
         return stream.close().await.unwrap();
     }
     let mut settings = h2::server::Builder::new();
     let settings = settings.enable_connect_protocol();
-    let mut connection = settings
-        .handshake::<_, Bytes>(BackendStream::Tls(stream))
-        .await
-        .unwrap();
+    let stream = BackendStream::Tls(stream);
+    let mut connection = settings.handshake::<_, Bytes>(stream).await.unwrap();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         runtime::spawn(async move {
             let mut sent = respond.send_response(Response::new(()), false).unwrap();
@@ -56,79 +29,42 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     }
 }
 
-/// The backend at `address`, whose certificate is in `file`.
-fn backends_at(address: &str, file: &std::path::Path, options: &str) -> Backends {
-    let port = address.rsplit(':').next().unwrap();
-    backends(&format!(
-        "urls = 'https://localhost:{port}'\nca_file = '{}'\n{options}",
-        file.display()
-    ))
-}
-
 #[test]
 fn a_connection_ends_with_a_closure_alert() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ca.pem");
-    let config = tls(&[b"http/1.1"], &file);
     let (sender, ends) = mpsc::channel();
-    let address = listen(move |connection, _| {
-        let serve = async {
-            let socket = Socket::from_fd(connection.into()).unwrap();
-            let session = UnbufferedServerConnection::new(Arc::clone(&config)).unwrap();
-            let stream = TlsStream::new(socket, session);
-            stream.handshake().await.unwrap();
-            let mut received = bytes::BytesMut::new();
-            let mut receive =
-                async || std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await;
-            receive().await.unwrap();
+    let backend = TlsBackend::serving(&[b"http/1.1"], move |stream| {
+        let sender = sender.clone();
+        async move {
+            let mut received = BytesMut::new();
+            receive_some(&stream, &mut received).await.unwrap();
             let answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
             send_tls(&stream, answer).await;
             // Without the alert, the end is an error.
-            sender
-                .send(receive().await.map_err(|error| error.kind()))
-                .unwrap();
-        };
-        Driver::choose().unwrap().block_on(serve).unwrap();
+            let end = receive_some(&stream, &mut received).await;
+            sender.send(end.map_err(|error| error.kind())).unwrap();
+        }
     });
-    with_tunnel_to(&backends_at(&address, &file, ""), |gateway| async move {
+    with_tunnel_to(&backend.with(""), |gateway| async move {
         assert_eq!(gateway.send(get("/")).response().await.head.status, 200);
-        let end = loop {
-            match ends.try_recv() {
-                Ok(end) => break end,
-                Err(_) => runtime::sleep(Duration::from_millis(1)).await,
-            }
-        };
-        assert_eq!(end, Ok(0));
+        assert_eq!(received(&ends).await, Ok(0));
     });
 }
 
 #[test]
 fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ca.pem");
     for (alpn, after_upgrade) in [
         (&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"),
         (&[b"h2"], "HTTP/2 https hello"),
     ] {
-        let config = tls(alpn, &file);
-        let address = listen(move |connection, _| {
-            Driver::choose()
-                .unwrap()
-                .block_on(speak_either(connection, Arc::clone(&config)))
-                .unwrap();
-        });
-        with_tunnel_to(&backends_at(&address, &file, ""), |gateway| async move {
+        let backend = TlsBackend::serving(alpn, speak_either);
+        with_tunnel_to(&backend.with(""), |gateway| async move {
             for _ in 0..2 {
                 let exchange = gateway.send(get("/"));
                 exchange.response().await;
                 assert_eq!(exchange.body().await.unwrap(), "HTTP/2 https ");
                 let exchange = gateway.send(upgrade("foo"));
                 assert_eq!(exchange.response().await.head.headers["upgrade"], "foo");
-                exchange
-                    .up
-                    .send(Bytes::from_static(b"hello"), true)
-                    .await
-                    .unwrap();
+                exchange.upload("hello", true).await;
                 assert_eq!(exchange.body().await.unwrap(), after_upgrade);
             }
         });
@@ -136,14 +72,10 @@ fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
 }
 
 /// A backend that refuses requests with bodies over HTTP/2, and answers each one over HTTP/1.1.
-async fn require_http1(connection: TcpStream, config: Arc<ServerConfig>) {
-    let Some(stream) = accept_tls(connection, config).await else {
-        return;
-    };
+async fn require_http1(stream: TlsStream) {
     if stream.speaks(b"h2") {
-        let mut connection = h2::server::handshake(BackendStream::Tls(stream))
-            .await
-            .unwrap();
+        let stream = BackendStream::Tls(stream);
+        let mut connection = h2::server::handshake(stream).await.unwrap();
         while let Some(Ok((request, mut respond))) = connection.accept().await {
             runtime::spawn(async move {
                 if request.method() == Method::GET {
@@ -157,30 +89,15 @@ async fn require_http1(connection: TcpStream, config: Arc<ServerConfig>) {
         return;
     }
     receive_tls(&stream, b"0\r\n\r\n").await;
-    send_tls(
-        &stream,
-        b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nHTTP/1.1",
-    )
-    .await;
-    let mut received = bytes::BytesMut::new();
-    while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
-        .await
-        .is_ok_and(|read| read > 0)
-    {}
+    send_tls(&stream, &gw_bed::http1::ok("HTTP/1.1")).await;
+    let end = &mut BytesMut::new();
+    while receive_some(&stream, end).await.is_ok_and(|read| read > 0) {}
 }
 
 #[test]
 fn a_request_for_which_the_backend_requires_http_1_1_is_sent_again_over_it() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ca.pem");
-    let config = tls(&[b"h2", b"http/1.1"], &file);
-    let address = listen(move |connection, _| {
-        Driver::choose()
-            .unwrap()
-            .block_on(require_http1(connection, Arc::clone(&config)))
-            .unwrap();
-    });
-    with_tunnel_to(&backends_at(&address, &file, ""), |gateway| async move {
+    let backend = TlsBackend::serving(&[b"h2", b"http/1.1"], require_http1);
+    with_tunnel_to(&backend.with(""), |gateway| async move {
         let post = async |length| {
             let exchange = gateway.send(post(Framing::Chunked));
             let body = Bytes::from(vec![b'x'; length]);
@@ -201,14 +118,9 @@ fn a_request_for_which_the_backend_requires_http_1_1_is_sent_again_over_it() {
         let (_, refusal) = exchange.error().await;
         assert!(refusal.contains("http_version = \"1.1\""), "{refusal}");
     });
-    let only_http2 = backends_at(&address, &file, "http_version = '2'");
-    with_tunnel_to(&only_http2, |gateway| async move {
+    with_tunnel_to(&backend.with("http_version = '2'"), |gateway| async move {
         let exchange = gateway.send(post(Framing::Chunked));
-        exchange
-            .up
-            .send(Bytes::from_static(b"x"), true)
-            .await
-            .unwrap();
+        exchange.upload("x", true).await;
         let (_, refusal) = exchange.error().await;
         assert!(refusal.contains("requires HTTP/1.1"), "{refusal}");
     });
@@ -216,34 +128,24 @@ fn a_request_for_which_the_backend_requires_http_1_1_is_sent_again_over_it() {
 
 #[test]
 fn the_version_can_be_set() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ca.pem");
-    let start = |alpn: &[&[u8]]| {
-        let config = tls(alpn, &file);
-        listen(move |connection, _| {
-            Driver::choose()
-                .unwrap()
-                .block_on(speak_either(connection, Arc::clone(&config)))
-                .unwrap();
-        })
-    };
-    let address = start(&[b"h2", b"http/1.1"]);
-    let http1 = backends_at(&address, &file, "http_version = '1.1'");
-    with_tunnel_to(&http1, |gateway| async move {
-        let exchange = gateway.send(upgrade("foo"));
-        exchange.response().await;
-        exchange.up.finish().unwrap();
-        assert_eq!(exchange.body().await.unwrap(), "HTTP/1.1 ");
-    });
-    let http2 = backends_at(&address, &file, "http_version = '2'");
-    with_tunnel_to(&http2, |gateway| async move {
-        let exchange = gateway.send(upgrade("foo"));
-        exchange.response().await;
-        exchange.up.finish().unwrap();
-        assert_eq!(exchange.body().await.unwrap(), "HTTP/2 https ");
-    });
-    let http2 = backends_at(&start(&[]), &file, "http_version = '2'");
-    with_tunnel_to(&http2, |gateway| async move {
+    let backend = TlsBackend::serving(&[b"h2", b"http/1.1"], speak_either);
+    for (options, body) in [
+        ("http_version = '1.1'", "HTTP/1.1 "),
+        ("http_version = '2'", "HTTP/2 https "),
+    ] {
+        with_tunnel_to(&backend.with(options), |gateway| async move {
+            let exchange = gateway.send(upgrade("foo"));
+            exchange.response().await;
+            exchange.up.finish().unwrap();
+            assert_eq!(exchange.body().await.unwrap(), body);
+        });
+    }
+}
+
+#[test]
+fn a_backend_that_does_not_select_the_version_that_is_set_is_refused() {
+    let backend = TlsBackend::serving(&[], speak_either);
+    with_tunnel_to(&backend.with("http_version = '2'"), |gateway| async move {
         let (_, refusal) = gateway.send(get("/")).error().await;
         assert!(refusal.contains("does not select HTTP/2"), "{refusal}");
     });

@@ -56,23 +56,17 @@ fn an_attempt_to_connect_to_a_unix_socket_with_a_full_queue_ends_at_its_time_lim
 fn a_connection_gets_no_requests_beyond_its_greatest_age() {
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&connections);
-    let http1 = http1_backend(move |mut backend, _| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        while !request_head(&mut backend).is_empty() {
-            let answer = b"HTTP/1.1 204 No Content\r\n\r\n";
-            backend.write_all(answer).unwrap();
-        }
+    let http1 = http1_answers(move |_, number| {
+        counted.fetch_max(number + 1, Ordering::Relaxed);
+        "HTTP/1.1 204 No Content\r\n\r\n"
     });
     let counted = Arc::clone(&connections);
-    let http2 = http2_backend(
-        h2::server::Builder::new(),
-        move |_, mut respond, connection| {
-            counted.fetch_max(connection + 1, Ordering::Relaxed);
-            async move {
-                respond.send_response(Response::new(()), true).unwrap();
-            }
-        },
-    );
+    let http2 = http2_backend(move |_, mut respond, connection| {
+        counted.fetch_max(connection + 1, Ordering::Relaxed);
+        async move {
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
     for urls in [http1, http2] {
         let table = format!("urls = '{}'\nconnection_max_age_seconds = 1", urls[0]);
         connections.store(0, Ordering::Relaxed);

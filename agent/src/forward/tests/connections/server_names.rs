@@ -31,20 +31,11 @@ fn tls_backend(
     name: &str,
     refuses_others: bool,
     alpn: &[u8],
-    file: &std::path::Path,
+    file: &Path,
 ) -> (String, Arc<Certificates>) {
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec![name.to_owned()])
-        .unwrap()
-        .self_signed(&key)
-        .unwrap();
-    std::fs::write(file, certificate.pem()).unwrap();
+    let (certificate, key) = self_signed(name, file);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let certified = CertifiedKey::from_der(
-        vec![certificate.der().clone()],
-        PrivateKeyDer::from(key),
-        &provider,
-    );
+    let certified = CertifiedKey::from_der(vec![certificate], key, &provider);
     let certificates = Arc::new(Certificates {
         of_url: Arc::new(certified.unwrap()),
         refuses_others,
@@ -58,8 +49,7 @@ fn tls_backend(
     config.alpn_protocols = vec![alpn.to_vec()];
     let config = Arc::new(config);
     let address = listen(move |connection, number| {
-        let serve = serve_tls(connection, Arc::clone(&config), number);
-        Driver::choose().unwrap().block_on(serve).unwrap();
+        block_on(serve_tls(connection, Arc::clone(&config), number));
     });
     let port = address.rsplit(':').next().unwrap();
     (format!("https://localhost:{port}"), certificates)
@@ -71,25 +61,22 @@ async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usi
         return;
     };
     if stream.speaks(b"h2") {
-        let mut connection = h2::server::handshake(BackendStream::Tls(stream))
-            .await
-            .unwrap();
+        let stream = BackendStream::Tls(stream);
+        let mut connection = h2::server::handshake(stream).await.unwrap();
         while let Some(Ok((_, mut respond))) = connection.accept().await {
             let mut sent = respond.send_response(Response::new(()), false).unwrap();
-            sent.send_data(Bytes::from(number.to_string()), true)
-                .unwrap();
+            sent.send_data(number.to_string().into(), true).unwrap();
         }
         return;
     }
-    let mut received = bytes::BytesMut::new();
-    while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
+    let mut received = BytesMut::new();
+    while receive_some(&stream, &mut received)
         .await
         .is_ok_and(|read| read > 0)
     {
         if received.ends_with(b"\r\n\r\n") {
             received.clear();
-            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}");
-            send_tls(&stream, answer.as_bytes()).await;
+            send_tls(&stream, &gw_bed::http1::ok(number.to_string())).await;
         }
     }
 }
