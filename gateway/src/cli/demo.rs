@@ -44,7 +44,6 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         workers: workers_or_cores(arguments.workers),
         rate,
         traces: traces_of_environment()?,
-        ..Options::default()
     };
     let demo = Demo::start(&options).map_err(|error| match error {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),

@@ -91,20 +91,27 @@ pub(super) struct Gateway {
 impl Gateway {
     pub(super) fn send(&self, request: OutboundRequest) -> Exchange {
         let write = |out: &mut Vec<u8>| request.write(out, request.caller_connection);
-        self.open(request.method.clone(), !request.has_body(), write)
+        let (up, down) = self.open(!request.has_body(), write);
+        Exchange {
+            method: request.method,
+            up,
+            down,
+        }
     }
 
     /// Opens a stream with this head.
     pub(super) fn send_head(&self, head: &str, end: bool) -> Exchange {
-        self.open(Method::GET, end, |out| {
-            out.extend_from_slice(head.as_bytes())
-        })
+        let (up, down) = self.open(end, |out| out.extend_from_slice(head.as_bytes()));
+        Exchange {
+            method: Method::GET,
+            up,
+            down,
+        }
     }
 
-    fn open(&self, method: Method, end: bool, write: impl FnOnce(&mut Vec<u8>)) -> Exchange {
+    fn open(&self, end: bool, write: impl FnOnce(&mut Vec<u8>)) -> (StreamSender, StreamReceiver) {
         let opened = self.tunnel.open(window::FIRST as usize, end, write);
-        let (up, down) = opened.unwrap();
-        Exchange { method, up, down }
+        opened.unwrap()
     }
 }
 

@@ -229,7 +229,7 @@ fn content_of_an_upgrade_reaches_the_backend_before_it_switches() {
             if !early {
                 write(&mut backend, switch);
             }
-            write(&mut backend, &content);
+            write(&mut backend, content);
             let mut raw = String::new();
             backend.read_to_string(&mut raw).unwrap();
             write(&mut backend, raw);

@@ -184,7 +184,7 @@ fn a_sick_backend_of_one_agent_costs_no_request() {
         let _well = scene.run("well", 128, &recording.url);
         eprintln!("a backend that {what}");
         // Callers of both workers.
-        call_all(&[scene.about.clone()], 8, &recording);
+        call_all(std::slice::from_ref(&scene.about), 8, &recording);
         scene.wait_until_idle();
     }
 }

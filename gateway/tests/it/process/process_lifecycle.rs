@@ -419,6 +419,6 @@ fn an_agent_stops_although_its_gateway_is_silent() {
     // At most 5 seconds for the confirmation that no request is in flight, and one second for
     // GOAWAY.
     within(Duration::from_secs(10), "the stop of an agent", || {
-        agent.stop()
+        agent.stop();
     });
 }

@@ -188,7 +188,7 @@ fn handshakes_of_many_users_are_all_right_with_two_agents() {
     let scene = Scene::service().enrolled(&["one", "two"]).start();
     let _one = scene.run("one", 128, &authenticating("one"));
     let _two = scene.run("two", 128, &authenticating("two"));
-    handshakes_at_once(&[scene.about.clone()], 200);
+    handshakes_at_once(std::slice::from_ref(&scene.about), 200);
     scene.wait_until_idle();
 }
 
