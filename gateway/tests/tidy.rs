@@ -210,6 +210,7 @@ const CRATES: [(&str, &[&str]); 13] = [
         "shared/src",
         &[
             "lib",
+            "testing",
             "doctor",
             "telemetry",
             "tunnel",

@@ -129,12 +129,8 @@ mod tests {
         assert_eq!(texts.len(), ErrorCode::ALL.len());
         for &code in ErrorCode::ALL {
             assert_eq!(ErrorCode::parse(code.as_str()), Some(code));
-            assert!(
-                code.as_str()
-                    .bytes()
-                    .all(|byte| byte.is_ascii_uppercase() || byte == b'_'),
-                "{code:?}"
-            );
+            let is_usual = |byte: u8| byte.is_ascii_uppercase() || byte == b'_';
+            assert!(code.as_str().bytes().all(is_usual), "{code:?}");
         }
         for unknown in ["", "GW_", "gw_auth_required", "GW_AUTH_REQUIRED ", "GW_X"] {
             assert_eq!(ErrorCode::parse(unknown), None, "{unknown}");
@@ -145,9 +141,8 @@ mod tests {
     fn an_agent_can_report_its_own_codes_only() {
         for &code in ErrorCode::ALL {
             let parsed = AgentErrorCode::parse(code.as_str().as_bytes());
-            let own = AgentErrorCode::ALL
-                .into_iter()
-                .find(|own| own.error_code() == code);
+            let mut all = AgentErrorCode::ALL.into_iter();
+            let own = all.find(|own| own.error_code() == code);
             assert_eq!(parsed, own, "{code:?}");
         }
         assert_eq!(AgentErrorCode::parse(b"GW_X"), None);

@@ -115,6 +115,10 @@ mod tests {
 
     use super::*;
 
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
     #[test]
     fn a_file_is_created_once_and_never_in_place_of_a_link() {
         let directory = tempfile::tempdir().unwrap();
@@ -122,16 +126,11 @@ mod tests {
         create_private(&path, b"first").unwrap();
         std::os::unix::fs::symlink(directory.path().join("missing"), &link).unwrap();
         for taken in [&path, &link] {
-            assert_eq!(
-                create_private(taken, b"second").unwrap_err().kind(),
-                io::ErrorKind::AlreadyExists
-            );
+            let error = create_private(taken, b"second").unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), "first");
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(mode(&path), 0o600);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     }
 
@@ -143,10 +142,7 @@ mod tests {
         fs::write(&path, "old").unwrap();
         write_private(&path, b"new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(mode(&path), 0o600);
     }
 
     #[test]

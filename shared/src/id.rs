@@ -471,10 +471,8 @@ mod tests {
             assert!(ManagerName::new(bad).is_err(), "{bad}");
         }
         let message = AccountId::new("X").unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "\"X\" is not an account id: 3 to 15 characters of a-z and 0-9"
-        );
+        let expected = "\"X\" is not an account id: 3 to 15 characters of a-z and 0-9";
+        assert_eq!(message, expected);
     }
 
     #[test]
@@ -486,10 +484,8 @@ mod tests {
         assert!(EnrollmentId::new(EnrollmentId::random().as_str()).is_ok());
         assert!(SigningKeyId::new(&random_base62(43)).is_ok() && SigningKeyId::new("x").is_err());
         let authority = AuthorityId::of_key_identifier(&[0xab; 20]).unwrap();
-        assert_eq!(
-            (authority.as_str(), AuthorityId::new("AB").is_err()),
-            (&*"ab".repeat(20), true)
-        );
+        assert_eq!(authority.as_str(), "ab".repeat(20));
+        assert!(AuthorityId::new("AB").is_err());
         assert_eq!(AuthorityId::of_key_identifier(&[1; 19]), None);
         assert_ne!(random_base62(43), random_base62(43));
         assert_eq!(random_base62(200).len(), 200);
@@ -534,11 +530,8 @@ mod tests {
         let first = RequestId::first_of_ms(made[0].unix_ms());
         assert!(first <= made[0] && RequestId::first_of_ms(made[0].unix_ms() + 1) > made[0]);
         assert_eq!(first.to_string().parse(), Ok(first));
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_millis();
-        assert!(now - u128::from(made[0].unix_ms()) < 60_000);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        assert!(now.as_millis() - u128::from(made[0].unix_ms()) < 60_000);
         for bad in [
             "",
             "x",

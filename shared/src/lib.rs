@@ -32,6 +32,8 @@ pub mod net;
 pub mod process;
 pub mod runtime;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod tunnel;
 pub mod version;

@@ -433,15 +433,11 @@ pub fn raise_open_file_limit() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{block_on, drivers};
 
     #[test]
     fn a_panicking_task_is_counted_and_the_reactor_continues() {
-        for driver in [
-            Driver::choose().unwrap(),
-            Driver::Epoll {
-                reason: "test".into(),
-            },
-        ] {
+        for driver in drivers() {
             let before = contained_panics();
             let value = driver
                 .block_on(async {
@@ -470,20 +466,14 @@ mod tests {
         let essential = 0;
         let in_destructor = 1;
         let of_main = 2;
-        for driver in [
-            Driver::choose().unwrap(),
-            Driver::Epoll {
-                reason: "test".into(),
-            },
-        ] {
+        for driver in drivers() {
             for kind in [essential, in_destructor, of_main] {
                 let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
                 let idle = Rc::new(Cell::new(false));
                 let dropped = Dropped(Rc::clone(&idle), false);
                 let ended = driver.run(async move {
-                    let socket =
-                        TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours)))
-                            .unwrap();
+                    let ours = std::net::TcpStream::from(OwnedFd::from(ours));
+                    let socket = TcpStream::from_std(ours).unwrap();
                     // Two tasks that would wait for ever: for the kernel, and for nothing.
                     spawn(async move { drop(socket.readable(false).await) });
                     spawn(async move {
@@ -506,9 +496,8 @@ mod tests {
                 });
                 assert!(ended.unwrap().is_err(), "{driver} {kind}");
                 assert!(idle.get(), "{driver} {kind}");
-                theirs
-                    .set_read_timeout(Some(Duration::from_secs(10)))
-                    .unwrap();
+                let time_limit = Some(Duration::from_secs(10));
+                theirs.set_read_timeout(time_limit).unwrap();
                 assert_eq!((&theirs).read(&mut [0]).unwrap(), 0, "{driver} {kind}");
             }
             // Another reactor of the thread works.
@@ -519,31 +508,28 @@ mod tests {
     #[test]
     fn tasks_that_yield_in_turns_do_not_delay_completions() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
-        let turns = Driver::choose()
-            .unwrap()
-            .block_on(async move {
-                let turns = Rc::new(Cell::new(0));
-                for _ in 0..10 {
-                    let turns = Rc::clone(&turns);
-                    spawn(async move {
-                        loop {
-                            turns.set(turns.get() + 1);
-                            yield_now().await;
-                        }
-                    });
-                }
-                let socket =
-                    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(a))).unwrap();
-                yield_now().await;
-                drop(b);
-                let before = turns.get();
-                socket.readable(false).await.unwrap();
-                let turns = turns.get() - before;
-                // Timers are processed too.
-                sleep(Duration::from_millis(1)).await;
-                turns
-            })
-            .unwrap();
+        let turns = block_on(async move {
+            let turns = Rc::new(Cell::new(0));
+            for _ in 0..10 {
+                let turns = Rc::clone(&turns);
+                spawn(async move {
+                    loop {
+                        turns.set(turns.get() + 1);
+                        yield_now().await;
+                    }
+                });
+            }
+            let a = std::net::TcpStream::from(OwnedFd::from(a));
+            let socket = TcpStream::from_std(a).unwrap();
+            yield_now().await;
+            drop(b);
+            let before = turns.get();
+            socket.readable(false).await.unwrap();
+            let turns = turns.get() - before;
+            // Timers are processed too.
+            sleep(Duration::from_millis(1)).await;
+            turns
+        });
         assert!(
             turns <= 20,
             "each of ten tasks had {turns} turns in all before a completion was seen"
@@ -552,17 +538,14 @@ mod tests {
 
     #[test]
     fn other_tasks_run_before_a_task_that_yields() {
-        let order = Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let order = Rc::new(RefCell::new(Vec::new()));
-                let other = Rc::clone(&order);
-                spawn(async move { other.borrow_mut().push("other") });
-                yield_now().await;
-                order.borrow_mut().push("yielder");
-                order.take()
-            })
-            .unwrap();
+        let order = block_on(async {
+            let order = Rc::new(RefCell::new(Vec::new()));
+            let other = Rc::clone(&order);
+            spawn(async move { other.borrow_mut().push("other") });
+            yield_now().await;
+            order.borrow_mut().push("yielder");
+            order.take()
+        });
         assert_eq!(order, ["other", "yielder"]);
     }
 }

@@ -161,14 +161,10 @@ mod tests {
 
     #[test]
     fn hidden_characters_are_escaped_and_others_stay() {
-        assert_eq!(
-            escaped("Grüße, 世界 \\u{1b} \u{200d}"),
-            "Grüße, 世界 \\u{1b} \u{200d}"
-        );
-        assert_eq!(
-            escaped("a\r\nb\x1b[2J\u{9b}"),
-            "a\\u{d}\\u{a}b\\u{1b}[2J\\u{9b}"
-        );
+        let shown = "Grüße, 世界 \\u{1b} \u{200d}";
+        assert_eq!(escaped(shown), shown);
+        let expected = "a\\u{d}\\u{a}b\\u{1b}[2J\\u{9b}";
+        assert_eq!(escaped("a\r\nb\x1b[2J\u{9b}"), expected);
         for hidden in HIDDEN {
             let text = format!("x{hidden}y");
             let expected = format!("x\\u{{{:x}}}y", u32::from(hidden));
@@ -202,14 +198,10 @@ mod tests {
                 serde_json::to_string_pretty(&value).unwrap(),
             ] {
                 let shown = escaped_json(&json);
-                assert!(
-                    !shown.contains(|character| is_hidden(character) && character != '\n'),
-                    "{shown}"
-                );
-                assert_eq!(
-                    serde_json::from_str::<serde_json::Value>(&shown).unwrap(),
-                    value
-                );
+                let is_forbidden = |character| is_hidden(character) && character != '\n';
+                assert!(!shown.contains(is_forbidden), "{shown}");
+                let read: serde_json::Value = serde_json::from_str(&shown).unwrap();
+                assert_eq!(read, value);
             }
         }
         assert_eq!(escaped_json("{\t\"a\":\r\n1}"), "{ \"a\": \n1}");
@@ -217,14 +209,13 @@ mod tests {
 
     #[test]
     fn errors_that_quote_a_peer_become_one_short_line() {
-        let line = error_line(&format!(
-            "unknown variant `x\nWARN forged{}`",
-            "y".repeat(1000)
-        ));
+        let long = "y".repeat(1000);
+        let line = error_line(&format!("unknown variant `x\nWARN forged{long}`"));
         assert!(
-            line.starts_with("unknown variant `x\\u{a}WARN forgedyyy") && line.len() == ERROR_MAX,
+            line.starts_with("unknown variant `x\\u{a}WARN forgedyyy"),
             "{line}"
         );
+        assert_eq!(line.len(), ERROR_MAX);
     }
 
     #[test]

@@ -220,17 +220,10 @@ mod tests {
             assert_eq!(checked, expected, "{served:?}");
         }
         let refused = AgentVersions::Same.check("0.0.9").unwrap_err().to_string();
-        assert!(
-            refused.contains("0.0.9") && refused.contains(VERSION),
-            "{refused}"
-        );
-        assert!(
-            AgentVersions::Same
-                .check(&"x".repeat(100))
-                .unwrap_err()
-                .agent
-                .len()
-                == 40
-        );
+        for version in ["0.0.9", VERSION] {
+            assert!(refused.contains(version), "{refused}");
+        }
+        let refused = AgentVersions::Same.check(&"x".repeat(100)).unwrap_err();
+        assert_eq!(refused.agent.len(), 40);
     }
 }

@@ -60,12 +60,8 @@ fn send(queue: &SpanQueue<Named>, name: &'static str) {
 }
 
 fn names(collector: &Collector) -> Vec<String> {
-    collector
-        .export()
-        .spans
-        .into_iter()
-        .map(|span| span.span.name)
-        .collect()
+    let spans = collector.export().spans.into_iter();
+    spans.map(|span| span.span.name).collect()
 }
 
 /// Waits until this many spans are counted as exported or lost.
@@ -85,31 +81,20 @@ fn exported_spans_name_their_service() {
     send(&queue, "GET");
     let export = collector.export();
     assert_eq!(export.head[0], "POST /v1/traces HTTP/1.1");
-    assert!(
-        export
-            .head
-            .contains(&"content-type: application/x-protobuf".to_owned()),
-        "{:?}",
-        export.head
-    );
+    let content_type = "content-type: application/x-protobuf".to_owned();
+    assert!(export.head.contains(&content_type), "{:?}", export.head);
     let [received] = &export.spans[..] else {
         panic!("{export:?}")
     };
-    assert_eq!(
-        (received.span.name.as_str(), received.service()),
-        ("GET", "gw-test")
-    );
-    assert_eq!(
-        received.resource["service.version"],
-        env!("CARGO_PKG_VERSION")
-    );
-    assert_eq!(
-        (
-            &*received.resource["service.instance.id"],
-            &*received.resource["gw.region"]
-        ),
-        ("instance", "eu1")
-    );
+    assert_eq!(received.span.name, "GET");
+    for (name, expected) in [
+        ("service.name", "gw-test"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", "instance"),
+        ("gw.region", "eu1"),
+    ] {
+        assert_eq!(received.resource[name], expected, "{name}");
+    }
     exporter.stop(SOON);
     assert_eq!(settled(queue.counts(), 1), (1, 0));
 }
@@ -140,10 +125,9 @@ fn spans_of_final_failures_are_lost_and_counted() {
     send(&queue, "refused");
     assert_eq!(settled(queue.counts(), 1), (0, 1));
     send(&queue, "taken");
-    assert_eq!(
-        [names(&collector), names(&collector)],
-        [["refused"], ["taken"]]
-    );
+    for name in ["refused", "taken"] {
+        assert_eq!(names(&collector), [name]);
+    }
     exporter.stop(SOON);
     assert_eq!(settled(queue.counts(), 2), (1, 1));
 }
@@ -170,9 +154,8 @@ fn retry_after_of_a_collector_is_respected() {
 fn spans_for_an_unreachable_collector_are_lost_and_counted() {
     // Bound but not listening: connections are refused, and no other program gets the port.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed
-        .bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
-        .unwrap();
+    let any_port = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    closed.bind(&any_port.into()).unwrap();
     let address = closed.local_addr().unwrap().as_socket().unwrap();
     let (exporter, queue) = exporter(&format!("http://{address}"));
     send(&queue, "lost");

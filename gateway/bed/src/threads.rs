@@ -47,6 +47,10 @@ const LIMITS: HeadLimits = HeadLimits {
 };
 
 /// One end of a connection of HTTP/1.1. Parses messages strictly and sends any bytes.
+///
+/// The parser is the product's: tests of processes compare typed heads, framing and trailers, and
+/// fail on a message that the other half of the product would refuse. [`http1`] parses messages
+/// without the product's code, for the simulation and for loadtest.
 pub struct Peer<S> {
     pub stream: S,
     /// Received bytes that are not read.

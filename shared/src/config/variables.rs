@@ -185,15 +185,10 @@ mod tests {
 
     #[test]
     fn misspelt_variables_are_found_with_a_suggestion() {
+        let misspelt = ["GW_STATEDIR", "GW_BAKEND", "GW_COLOUR"];
+        let others = ["PATH", "GW_BACKEND", "gw_x"];
         assert_eq!(
-            unknown(&[
-                "GW_STATEDIR",
-                "PATH",
-                "GW_BAKEND",
-                "GW_COLOUR",
-                "GW_BACKEND",
-                "gw_x"
-            ]),
+            unknown(&[misspelt, others].concat()),
             [
                 "GW_BAKEND: no such variable; did you mean `GW_BACKEND`?",
                 "GW_COLOUR: no such variable; it has no effect, and docs/configuration.md lists \
@@ -205,18 +200,14 @@ mod tests {
 
     #[test]
     fn variables_of_both_programs_of_tests_and_of_kubernetes_are_known() {
-        let names = [
-            "GW_LISTEN",
-            "GW_ADMIN_TOKEN_FILE",
-            "GW_TEST_KILLS",
-            "GW_REGION_SEED",
-        ];
+        let of_programs = ["GW_LISTEN", "GW_ADMIN_TOKEN_FILE"];
+        let of_tests = ["GW_TEST_KILLS", "GW_REGION_SEED"];
         let service = [
             "GW_GATEWAY_SERVICE_HOST",
             "GW_GATEWAY_SERVICE_PORT_HTTPS",
             "GW_GATEWAY_PORT_443_TCP_ADDR",
         ];
-        assert!(unknown(&[&names[..], &service].concat()).is_empty());
+        assert!(unknown(&[&of_programs[..], &of_tests, &service].concat()).is_empty());
         // Without the Service, such a name is one of the user.
         assert_eq!(unknown(&service[2..]).len(), 1);
         assert!(VARIABLES.is_sorted());

@@ -274,32 +274,21 @@ mod tests {
         let mut out = Examination::default();
         examine(&mut out, 64);
         assert!(out.is_good(), "{out:?}");
-        let checks: Vec<&str> = out
-            .checks()
-            .iter()
-            .map(|finding| finding.check.as_str())
-            .collect();
-        assert_eq!(
-            checks,
-            ["kernel", "reactor", "open files", "locked memory", "clock"]
-        );
+        let checks = out.checks().iter().map(|finding| &finding.check);
+        assert!(checks.eq(["kernel", "reactor", "open files", "locked memory", "clock"]));
     }
 
     #[test]
     fn a_clock_that_was_never_set_fails() {
         assert_eq!(verdict(|out| clock(out, UNIX_EPOCH)).0, Verdict::Failed);
-        assert_eq!(
-            verdict(|out| clock(out, UNIX_EPOCH + CLOCK_MIN)).0,
-            Verdict::Ok
-        );
+        let set = verdict(|out| clock(out, UNIX_EPOCH + CLOCK_MIN));
+        assert_eq!(set.0, Verdict::Ok);
     }
 
     #[test]
     fn rings_need_locked_memory_before_linux_5_12() {
-        assert_eq!(
-            verdict(|out| locked_memory(out, Some((6, 1)))).0,
-            Verdict::Ok
-        );
+        let new = verdict(|out| locked_memory(out, Some((6, 1))));
+        assert_eq!(new.0, Verdict::Ok);
         let old = verdict(|out| locked_memory(out, Some((5, 11))));
         assert!(!old.1.contains("does not count rings"), "{old:?}");
     }
@@ -308,49 +297,41 @@ mod tests {
     fn folders_must_be_private_writable_and_not_full() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("data");
-        assert_eq!(
-            verdict(|out| folder(out, "data", &path)),
-            (Verdict::Ok, format!("{}: will be created", path.display()))
-        );
+        let of_folder = || verdict(|out| folder(out, "data", &path));
+        let to_create = format!("{}: will be created", path.display());
+        assert_eq!(of_folder(), (Verdict::Ok, to_create));
         fs::write(&path, "").unwrap();
-        assert_eq!(verdict(|out| folder(out, "data", &path)).0, Verdict::Failed);
+        assert_eq!(of_folder().0, Verdict::Failed);
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        let (open, found) = verdict(|out| folder(out, "data", &path));
+        let (open, found) = of_folder();
         assert!(open == Verdict::Warning && found.contains("755"), "{found}");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        assert!(
-            verdict(|out| folder(out, "data", &path))
-                .1
-                .contains("MiB free")
-        );
+        assert!(of_folder().1.contains("MiB free"));
+    }
+
+    #[test]
+    fn little_free_space_is_warned_of() {
         for (bytes, expected) in [
             (0, Verdict::Failed),
             (SPACE_FAILED, Verdict::Warning),
             (SPACE_WARNING, Verdict::Ok),
         ] {
-            assert_eq!(
-                verdict(|out| free_space(out, "data", "x", bytes)).0,
-                expected,
-                "{bytes}"
-            );
+            let (found, _) = verdict(|out| free_space(out, "data", "x", bytes));
+            assert_eq!(found, expected, "{bytes}");
         }
     }
 
     #[test]
     fn kernel_settings_below_the_minimum_are_warned_of() {
-        assert_eq!(
-            verdict(|out| setting(out, "kernel/pid_max", 1, "x")).0,
-            Verdict::Ok
-        );
-        assert_eq!(
-            verdict(|out| setting(out, "kernel/pid_max", u64::MAX, "x")).0,
-            Verdict::Warning
-        );
-        assert_eq!(
-            verdict(|out| setting(out, "no/such", 1, "x")).0,
-            Verdict::Ok
-        );
+        for (name, minimum, expected) in [
+            ("kernel/pid_max", 1, Verdict::Ok),
+            ("kernel/pid_max", u64::MAX, Verdict::Warning),
+            ("no/such", 1, Verdict::Ok),
+        ] {
+            let (found, _) = verdict(|out| setting(out, name, minimum, "x"));
+            assert_eq!(found, expected, "{name} {minimum}");
+        }
     }
 }

@@ -210,43 +210,27 @@ mod tests {
     use http::header::{ACCEPT, COOKIE, HOST};
 
     use super::*;
-
-    fn fields(list: &[(&'static str, &'static str)]) -> Fields {
-        list.iter()
-            .map(|(name, value)| {
-                (
-                    HeaderName::from_static(name),
-                    HeaderValue::from_static(value),
-                )
-            })
-            .collect()
-    }
+    use crate::testing::fields;
 
     #[test]
     fn fields_keep_their_order_and_their_places() {
         let mut list = fields(&[("accept", "1"), ("x-a", "2"), ("accept", "3")]);
         list.append(COOKIE, HeaderValue::from_static("4"));
-        let seen: Vec<_> = list
+        let seen = list
             .iter()
-            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
-            .collect();
-        assert_eq!(
-            seen,
-            [
-                ("accept", "1"),
-                ("x-a", "2"),
-                ("accept", "3"),
-                ("cookie", "4")
-            ]
-        );
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+        assert!(seen.eq([
+            ("accept", "1"),
+            ("x-a", "2"),
+            ("accept", "3"),
+            ("cookie", "4")
+        ]));
         assert_eq!(list.get(ACCEPT).unwrap(), "1");
         assert_eq!(list.get_all("Accept").collect::<Vec<_>>(), ["1", "3"]);
         assert_eq!(list.get_all(&ACCEPT).next_back().unwrap(), "3");
         assert!(list.contains("X-A") && !list.contains(HOST));
-        assert_eq!(
-            (list.len(), &list["x-a"]),
-            (4, &HeaderValue::from_static("2"))
-        );
+        assert_eq!(list.len(), 4);
+        assert_eq!(list["x-a"], "2");
     }
 
     #[test]
@@ -258,16 +242,12 @@ mod tests {
             ("x-a", "4"),
             ("x-a", "5"),
         ]);
-        list.insert(
-            HeaderName::from_static("x-a"),
-            HeaderValue::from_static("6"),
-        );
+        let name = HeaderName::from_static("x-a");
+        list.insert(name, HeaderValue::from_static("6"));
         assert_eq!(list, fields(&[("accept", "1"), ("x-a", "6"), ("x-b", "3")]));
         list.insert(HOST, HeaderValue::from_static("7"));
-        assert_eq!(
-            list,
-            fields(&[("accept", "1"), ("x-a", "6"), ("x-b", "3"), ("host", "7")])
-        );
+        let expected = [("accept", "1"), ("x-a", "6"), ("x-b", "3"), ("host", "7")];
+        assert_eq!(list, fields(&expected));
     }
 
     #[test]
@@ -301,6 +281,10 @@ mod tests {
                 assert_eq!(place(&map[name]) != place(value), is_copied, "{size}");
             }
         }
+    }
+
+    #[test]
+    fn a_map_keeps_what_is_sensitive() {
         let mut secret = HeaderValue::from_maybe_shared("s".repeat(2000)).unwrap();
         secret.set_sensitive(true);
         let map = HeaderMap::from(Fields::from_iter([(COOKIE, secret)]));

@@ -154,13 +154,14 @@ fn write_connection(out: &mut Vec<u8>, connection: ConnectionField<'_>, has_te: 
 
 #[cfg(test)]
 mod tests {
-    use http::header::{HeaderName, HeaderValue};
+    use http::header::HeaderValue;
 
     use super::*;
+    use crate::testing::fields;
 
     /// Every field that frames a message or belongs to a connection, with a false value.
     fn hostile() -> Fields {
-        let fields = [
+        fields(&[
             ("x-first", "1"),
             ("content-length", "34"),
             ("content-length", "35"),
@@ -173,17 +174,42 @@ mod tests {
             ("keep-alive", "timeout=5"),
             ("proxy-connection", "keep-alive"),
             ("x-last", "2"),
-        ];
-        let mut headers = Fields::new();
-        for (name, value) in fields {
-            headers.append(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            );
-        }
-        headers
+        ])
     }
 
+    /// A request for `/p?q` as it is written.
+    fn request(headers: &Fields, framing: Framing, connection: ConnectionField<'_>) -> String {
+        let mut out = Vec::new();
+        let target = PathAndQuery::from_static("/p?q");
+        write_request(
+            &mut out,
+            &Method::PUT,
+            &target,
+            b"h",
+            headers,
+            framing,
+            connection,
+        );
+        String::from_utf8(out).unwrap()
+    }
+
+    /// A response as it is written.
+    fn response(
+        status: u16,
+        headers: &Fields,
+        framing: Framing,
+        connection: ConnectionField<'_>,
+    ) -> String {
+        let mut out = Vec::new();
+        let status = StatusCode::from_u16(status).unwrap();
+        write_response(&mut out, status, headers, framing, connection);
+        String::from_utf8(out).unwrap()
+    }
+
+    const LENGTH_3: &str = "content-length: 3\r\n";
+    const LENGTH_7: &str = "content-length: 7\r\n";
+    const CHUNKED: &str = "transfer-encoding: chunked\r\n";
+    const CLOSE: &str = "connection: close\r\n";
     const UPGRADES: &str = "connection: upgrade\r\nupgrade: websocket\r\n";
 
     #[test]
@@ -196,56 +222,26 @@ mod tests {
         for (framing, connection, length, rest) in [
             (Framing::None, persists, "", ""),
             (Framing::Length(0), persists, "content-length: 0\r\n", ""),
-            (Framing::Length(7), persists, "content-length: 7\r\n", ""),
-            (
-                Framing::Chunked,
-                persists,
-                "",
-                "transfer-encoding: chunked\r\n",
-            ),
-            (
-                Framing::Length(7),
-                ConnectionField::Close,
-                "content-length: 7\r\n",
-                "connection: close\r\n",
-            ),
+            (Framing::Length(7), persists, LENGTH_7, ""),
+            (Framing::Chunked, persists, "", CHUNKED),
+            (Framing::Length(7), ConnectionField::Close, LENGTH_7, CLOSE),
             (Framing::None, switches, "", UPGRADES),
             // The content comes before the other protocol (RFC 9110 §7.8).
-            (
-                Framing::Length(7),
-                switches,
-                "content-length: 7\r\n",
-                UPGRADES,
-            ),
+            (Framing::Length(7), switches, LENGTH_7, UPGRADES),
             (Framing::Chunked, switches, "", UPGRADES),
         ] {
-            let mut out = Vec::new();
-            let target = PathAndQuery::from_static("/p?q");
-            write_request(
-                &mut out,
-                &Method::PUT,
-                &target,
-                b"h",
-                &headers,
-                framing,
-                connection,
-            );
             let expected = format!(
                 "PUT /p?q HTTP/1.1\r\nhost: h\r\nx-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"
             );
-            assert_eq!(
-                String::from_utf8(out).unwrap(),
-                expected,
-                "{framing:?} {connection:?}"
-            );
+            let written = request(&headers, framing, connection);
+            assert_eq!(written, expected, "{framing:?} {connection:?}");
         }
     }
 
     #[test]
     fn te_of_a_request_is_named_in_connection() {
         let websocket = UpgradeProtocol::from_static("websocket");
-        let te: Fields =
-            std::iter::once((header::TE, HeaderValue::from_static("trailers"))).collect();
+        let te = fields(&[("te", "trailers")]);
         for (connection, expected) in [
             (ConnectionField::Persists, "connection: TE\r\n"),
             (ConnectionField::Close, "connection: close, TE\r\n"),
@@ -254,19 +250,9 @@ mod tests {
                 "connection: upgrade, TE\r\nupgrade: websocket\r\n",
             ),
         ] {
-            let mut out = Vec::new();
-            let target = PathAndQuery::from_static("/");
-            write_request(
-                &mut out,
-                &Method::GET,
-                &target,
-                b"h",
-                &te,
-                Framing::None,
-                connection,
-            );
-            let expected = format!("GET / HTTP/1.1\r\nhost: h\r\nte: trailers\r\n{expected}\r\n");
-            assert_eq!(String::from_utf8(out).unwrap(), expected);
+            let begin = "PUT /p?q HTTP/1.1\r\nhost: h\r\nte: trailers\r\n";
+            let written = request(&te, Framing::None, connection);
+            assert_eq!(written, format!("{begin}{expected}\r\n"));
         }
     }
 
@@ -274,101 +260,45 @@ mod tests {
     fn received_framing_fields_do_not_reach_a_written_response() {
         let websocket = UpgradeProtocol::from_static("websocket");
         let persists = ConnectionField::Persists;
+        let closes = ConnectionField::Close;
+        let kept = ConnectionField::KeepAlive;
+        let switches = ConnectionField::Upgrade(&websocket);
+        let chunked_and_close = format!("{CHUNKED}{CLOSE}");
         for (status, framing, connection, length, rest) in [
+            (200, Framing::Length(3), persists, LENGTH_3, ""),
+            (200, Framing::Described(3), persists, LENGTH_3, ""),
+            (200, Framing::Chunked, closes, "", &chunked_and_close[..]),
+            (200, Framing::UntilClose, closes, "", CLOSE),
             (
                 200,
                 Framing::Length(3),
-                persists,
-                "content-length: 3\r\n",
-                "",
-            ),
-            (
-                200,
-                Framing::Described(3),
-                persists,
-                "content-length: 3\r\n",
-                "",
-            ),
-            (
-                200,
-                Framing::Chunked,
-                ConnectionField::Close,
-                "",
-                "transfer-encoding: chunked\r\nconnection: close\r\n",
-            ),
-            (
-                200,
-                Framing::UntilClose,
-                ConnectionField::Close,
-                "",
-                "connection: close\r\n",
-            ),
-            (
-                200,
-                Framing::Length(3),
-                ConnectionField::KeepAlive,
-                "content-length: 3\r\n",
+                kept,
+                LENGTH_3,
                 "connection: keep-alive\r\n",
             ),
-            (
-                304,
-                Framing::Described(3),
-                persists,
-                "content-length: 3\r\n",
-                "",
-            ),
+            (304, Framing::Described(3), persists, LENGTH_3, ""),
             (304, Framing::Chunked, persists, "", ""),
             (204, Framing::Length(3), persists, "", ""),
             (204, Framing::Chunked, persists, "", ""),
             (103, Framing::Length(3), persists, "", ""),
-            (
-                101,
-                Framing::UntilClose,
-                ConnectionField::Upgrade(&websocket),
-                "",
-                UPGRADES,
-            ),
+            (101, Framing::UntilClose, switches, "", UPGRADES),
         ] {
-            let mut out = Vec::new();
-            write_response(
-                &mut out,
-                StatusCode::from_u16(status).unwrap(),
-                &hostile(),
-                framing,
-                connection,
-            );
-            let text = String::from_utf8(out).unwrap();
+            let text = response(status, &hostile(), framing, connection);
             let (line, fields) = text.split_once("\r\n").unwrap();
             assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
-            assert_eq!(
-                fields,
-                format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"),
-                "{status} {framing:?}"
-            );
+            let expected = format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n");
+            assert_eq!(fields, expected, "{status} {framing:?}");
         }
         // A length that the received head did not have.
-        let mut out = Vec::new();
-        write_response(
-            &mut out,
-            StatusCode::OK,
-            &Fields::new(),
-            Framing::Length(3),
-            persists,
-        );
-        assert_eq!(out, b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
+        let written = response(200, &Fields::new(), Framing::Length(3), persists);
+        assert_eq!(written, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
     }
 
     #[test]
     fn a_status_without_a_reason_keeps_its_space() {
-        let mut out = Vec::new();
-        write_response(
-            &mut out,
-            StatusCode::from_u16(299).unwrap(),
-            &Fields::new(),
-            Framing::Length(0),
-            ConnectionField::Persists,
-        );
-        assert_eq!(out, b"HTTP/1.1 299 \r\ncontent-length: 0\r\n\r\n");
+        let persists = ConnectionField::Persists;
+        let written = response(299, &Fields::new(), Framing::Length(0), persists);
+        assert_eq!(written, "HTTP/1.1 299 \r\ncontent-length: 0\r\n\r\n");
     }
 
     #[test]

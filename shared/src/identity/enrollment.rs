@@ -128,13 +128,8 @@ mod tests {
     #[test]
     fn only_services_below_the_apex_are_accepted() {
         let check = |hostnames: &[&str], apex: &str| {
-            check_services(
-                &hostnames
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect::<Vec<_>>(),
-                apex,
-            )
+            let hostnames: Vec<_> = hostnames.iter().map(ToString::to_string).collect();
+            check_services(&hostnames, apex)
         };
         let good = ["acme--api.eu1.example.com", "acme--a--b.eu1.example.com"];
         assert_eq!(check(&good, "eu1.example.com"), Ok(()));
@@ -157,10 +152,8 @@ mod tests {
         ] {
             let error = check(&[good[0], wrong], "eu1.example.com").unwrap_err();
             let message = error.to_string();
-            assert!(
-                matches!(error, InvalidServices::Name(..)) && !message.contains(['\n', '\x1b']),
-                "{message}"
-            );
+            assert!(matches!(error, InvalidServices::Name(..)), "{message}");
+            assert!(!message.contains(['\n', '\x1b']), "{message:?}");
         }
         assert_eq!(check(&[good[0]; SERVICES_MAX], "eu1.example.com"), Ok(()));
         let too_many = check(&[good[0]; SERVICES_MAX + 1], "eu1.example.com");

@@ -333,14 +333,10 @@ mod tests {
         let other = Ed25519KeyPair::generate().unwrap();
         let key = ReleaseKeys::from(ReleaseKey::of(&pair));
         let signed = SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", &pair);
-        assert_eq!(
-            (signed.verify(&key), signed.verify_content(b"program")),
-            (Ok(()), Ok(()))
-        );
-        assert_eq!(
-            signed.verify(&ReleaseKey::of(&other).into()),
-            Err(InvalidProgram::Signature)
-        );
+        assert_eq!(signed.verify(&key), Ok(()));
+        assert_eq!(signed.verify_content(b"program"), Ok(()));
+        let by_other = signed.verify(&ReleaseKey::of(&other).into());
+        assert_eq!(by_other, Err(InvalidProgram::Signature));
         assert_eq!(signed.verify_content(b"Program"), Err(InvalidProgram::Hash));
         assert!(matches!(
             signed.verify_content(b"program "),
@@ -358,17 +354,12 @@ mod tests {
         for change in changes {
             let mut changed = signed.clone();
             change(&mut changed);
-            assert_eq!(
-                changed.verify(&key),
-                Err(InvalidProgram::Signature),
-                "{changed:?}"
-            );
+            let verified = changed.verify(&key);
+            assert_eq!(verified, Err(InvalidProgram::Signature), "{changed:?}");
         }
         let foreign = SignedProgram::sign("1.2.3".parse().unwrap(), "vax", b"program", &pair);
-        assert_eq!(
-            foreign.verify(&key),
-            Err(InvalidProgram::Target("vax".into()))
-        );
+        let expected = InvalidProgram::Target("vax".into());
+        assert_eq!(foreign.verify(&key), Err(expected));
     }
 
     #[test]
@@ -385,17 +376,12 @@ mod tests {
             .signed(&pair)
         };
         let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair).into());
-        assert_eq!(
-            (verify(&sign(Some(lower))), verify(&sign(Some(version)))),
-            (Ok(()), Ok(()))
-        );
-        assert_eq!(
-            verify(&sign(Some(higher))),
-            Err(InvalidProgram::Minimum {
-                version,
-                minimum: higher
-            })
-        );
+        for minimum in [lower, version] {
+            assert_eq!(verify(&sign(Some(minimum))), Ok(()));
+        }
+        let minimum = higher;
+        let expected = InvalidProgram::Minimum { version, minimum };
+        assert_eq!(verify(&sign(Some(minimum))), Err(expected));
         let unsigned = SignedProgram {
             minimum: None,
             ..sign(Some(version))
@@ -407,18 +393,19 @@ mod tests {
             ..unsigned
         };
         assert_eq!(verify(&moved), Err(InvalidProgram::Signature));
-        let signed = sign(None);
-        assert_eq!(
-            [None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)),
-            [const { Ok(()) }; 3]
-        );
-        assert_eq!(
-            signed.verify_floor(Some(higher)),
-            Err(InvalidProgram::BelowFloor {
-                version,
-                floor: higher
-            })
-        );
+    }
+
+    #[test]
+    fn a_program_below_the_floor_is_refused() {
+        let [lower, version, floor]: [Version; 3] =
+            ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let signed = SignedProgram::sign(version, TARGET, b"program", &pair);
+        for floor in [None, Some(lower), Some(version)] {
+            assert_eq!(signed.verify_floor(floor), Ok(()));
+        }
+        let expected = InvalidProgram::BelowFloor { version, floor };
+        assert_eq!(signed.verify_floor(Some(floor)), Err(expected));
     }
 
     #[test]
@@ -442,13 +429,9 @@ mod tests {
         assert_eq!(roll_back.verify_floor(Some(replaced)), Ok(()));
         assert!(roll_back.verify_floor(Some(higher)).is_err());
         assert!(!sign(None).supersedes(between) && sign(None).verify_floor(Some(between)).is_err());
-        assert_eq!(
-            sign(Some(version)).verify(&keys),
-            Err(InvalidProgram::Replaces {
-                version,
-                replaces: version
-            })
-        );
+        let replaces = version;
+        let expected = InvalidProgram::Replaces { version, replaces };
+        assert_eq!(sign(Some(version)).verify(&keys), Err(expected));
         // A minimum is not taken for a version that is replaced.
         let other = SignedProgram {
             minimum: None,
@@ -468,23 +451,19 @@ mod tests {
         let keys = pairs.each_ref().map(ReleaseKey::of);
         let accepted = ReleaseKeys::try_from(keys[..2].to_vec()).unwrap();
         let verified = pairs.each_ref().map(|pair| {
-            SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", pair)
-                .verify(&accepted)
+            let signed = SignedProgram::sign(Version::own(), TARGET, b"program", pair);
+            signed.verify(&accepted)
         });
         assert_eq!(verified, [Ok(()), Ok(()), Err(InvalidProgram::Signature)]);
         for wrong in [vec![], vec![keys[0]; 2], keys.to_vec()] {
-            assert_eq!(
-                ReleaseKeys::try_from(wrong.clone()),
-                Err(InvalidReleaseKeys)
-            );
+            let keys = ReleaseKeys::try_from(wrong.clone());
+            assert_eq!(keys, Err(InvalidReleaseKeys));
             let json = serde_json::to_string(&wrong).unwrap();
             assert!(serde_json::from_str::<ReleaseKeys>(&json).is_err());
         }
         let json = serde_json::to_string(&accepted).unwrap();
-        assert_eq!(
-            serde_json::from_str::<ReleaseKeys>(&json).unwrap(),
-            accepted
-        );
+        let read: ReleaseKeys = serde_json::from_str(&json).unwrap();
+        assert_eq!(read, accepted);
     }
 
     #[test]
@@ -497,9 +476,7 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let signed = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
         let json = serde_json::to_string(&signed).unwrap();
-        assert_eq!(
-            serde_json::from_str::<SignedProgram>(&json).unwrap(),
-            signed
-        );
+        let read: SignedProgram = serde_json::from_str(&json).unwrap();
+        assert_eq!(read, signed);
     }
 }

@@ -177,6 +177,8 @@ mod tests {
         of_32_bits[4] = 1;
         let mut cut = file(62, &[&marker]);
         cut.truncate(cut.len() - TEXT_MAX + 3);
+        let short = ProgramMarker::new("1.2", "");
+        let without_key = ProgramMarker::new("1.2.3", "no key");
         for (content, error) in [
             (b"#!/bin/sh\n".to_vec(), NotAProgram::NoElf),
             (b"\x7fELF".to_vec(), NotAProgram::NoElf),
@@ -184,14 +186,8 @@ mod tests {
             (file(40, &[&marker]), NotAProgram::Machine),
             (file(62, &[]), NotAProgram::NoMarker),
             (cut, NotAProgram::NoMarker),
-            (
-                file(62, &[&ProgramMarker::new("1.2", "")]),
-                NotAProgram::NoMarker,
-            ),
-            (
-                file(62, &[&ProgramMarker::new("1.2.3", "no key")]),
-                NotAProgram::NoMarker,
-            ),
+            (file(62, &[&short]), NotAProgram::NoMarker),
+            (file(62, &[&without_key]), NotAProgram::NoMarker),
             (file(62, &[&marker, &newer]), NotAProgram::Ambiguous),
         ] {
             assert_eq!(MarkedProgram::read(&content), Err(error));

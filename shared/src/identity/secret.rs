@@ -147,9 +147,7 @@ mod tests {
         assert!(hash.matches("s3cret"));
         assert!(!hash.matches("s3creT") && !hash.matches("") && !hash.matches("s3cret "));
         assert_eq!(SecretHash::from_bytes(hash.as_bytes()), Some(hash.clone()));
-        assert_eq!(
-            format!("{:?} {hash:?}", Secret::new("s3cret".into())),
-            "[secret] [hash]"
-        );
+        let secret = Secret::new("s3cret".into());
+        assert_eq!(format!("{secret:?} {hash:?}"), "[secret] [hash]");
     }
 }

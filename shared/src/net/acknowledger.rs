@@ -62,34 +62,24 @@ mod tests {
 
     use super::*;
     use crate::net::Socket;
-    use crate::runtime::Driver;
+    use crate::testing::{block_on, connect};
 
     async fn receive(socket: &Socket, length: usize) {
         let mut buffer = bytes::BytesMut::new();
         while buffer.len() < length {
-            assert_ne!(
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
-                    .await
-                    .unwrap(),
-                0
-            );
+            let received = std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await;
+            assert_ne!(received.unwrap(), 0);
         }
     }
 
     #[test]
     fn received_bytes_are_acknowledged_at_once() {
-        let test = async {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let socket = Socket::connect(listener.local_addr().unwrap(), None)
-                .await
-                .unwrap();
+        block_on(async {
+            let (socket, mut peer) = connect().await;
             let acknowledger = socket.acknowledger();
-            let mut peer = listener.accept().unwrap().0;
             for round in 1..=3 {
-                socket
-                    .send_all(&mut [IoSlice::new(b"request")])
-                    .await
-                    .unwrap();
+                let request = &mut [IoSlice::new(b"request")];
+                socket.send_all(request).await.unwrap();
                 peer.read_exact(&mut [0; 7]).unwrap();
                 if round == 1 {
                     acknowledger.acknowledge();
@@ -108,30 +98,26 @@ mod tests {
                 acknowledger.acknowledge();
                 assert_eq!(acknowledger.calls(), round, "nothing was sent");
             }
-        };
-        Driver::choose().unwrap().block_on(test).unwrap();
+        });
     }
 
     #[test]
     fn unix_socket_makes_no_second_call() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let test = async {
+        block_on(async {
             let listener = UnixListener::bind(&path).unwrap();
             let socket = Socket::connect_unix(&path).await.unwrap();
             let acknowledger = socket.acknowledger();
             let mut peer = listener.accept().unwrap().0;
             for _ in 0..2 {
-                socket
-                    .send_all(&mut [IoSlice::new(b"request")])
-                    .await
-                    .unwrap();
+                let request = &mut [IoSlice::new(b"request")];
+                socket.send_all(request).await.unwrap();
                 peer.write_all(b"part").unwrap();
                 receive(&socket, 4).await;
                 acknowledger.acknowledge();
                 assert_eq!(acknowledger.calls(), 1);
             }
-        };
-        Driver::choose().unwrap().block_on(test).unwrap();
+        });
     }
 }

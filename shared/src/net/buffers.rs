@@ -101,22 +101,17 @@ impl Buffers {
 #[cfg(test)]
 mod tests {
     use std::io::{IoSlice, Read};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use crate::net::Socket;
-    use crate::runtime::Driver;
+    use crate::testing::{block_on, connect};
 
     /// Runs `test` with a connected socket and its peer.
-    fn with_pair<F: Future<Output = ()>>(test: impl FnOnce(Socket, TcpStream) -> F + 'static) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        Driver::choose()
-            .unwrap()
-            .block_on(async move {
-                let socket = Socket::connect(address, None).await.unwrap();
-                test(socket, listener.accept().unwrap().0).await;
-            })
-            .unwrap();
+    fn with_pair<F: Future<Output = ()>>(test: impl FnOnce(Socket, TcpStream) -> F) {
+        block_on(async {
+            let (socket, peer) = connect().await;
+            test(socket, peer).await;
+        });
     }
 
     /// Sends until the kernel accepts no more; returns the number of bytes.
@@ -133,9 +128,8 @@ mod tests {
     fn unsent_bytes_are_bounded_and_counted() {
         with_pair(|socket, mut peer| async move {
             // With a small receive buffer at the peer, bytes wait on this side.
-            socket2::SockRef::from(&peer)
-                .set_recv_buffer_size(16 * 1024)
-                .unwrap();
+            let of_peer = socket2::SockRef::from(&peer);
+            of_peer.set_recv_buffer_size(16 * 1024).unwrap();
             let buffers = socket.buffers();
             buffers.limit_unsent(16 * 1024).unwrap();
             let taken = fill(&socket);

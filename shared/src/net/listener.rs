@@ -83,22 +83,22 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::runtime::Driver;
+    use crate::testing::drivers;
 
     /// Runs `test` on each driver with a listener and a second descriptor of its socket.
     fn with_listener<F: Future<Output = ()>>(test: impl Fn(Listener, TcpListener) -> F) {
-        for driver in [
-            Driver::choose().unwrap(),
-            Driver::Epoll {
-                reason: "test".into(),
-            },
-        ] {
+        for driver in drivers() {
             let kept = TcpListener::bind("127.0.0.1:0").unwrap();
             let shared = kept.try_clone().unwrap();
-            driver
-                .block_on(async { test(Listener::new(shared).unwrap(), kept).await })
-                .unwrap();
+            let run = async { test(Listener::new(shared).unwrap(), kept).await };
+            driver.block_on(run).unwrap();
         }
+    }
+
+    /// Begins to accept a connection, and cancels it.
+    async fn wait_in_vain(listener: &Listener) {
+        let accepted = runtime::timeout(Duration::from_millis(5), listener.accept()).await;
+        assert!(accepted.is_err());
     }
 
     #[test]
@@ -106,14 +106,8 @@ mod tests {
         with_listener(|listener, kept| async move {
             let address = kept.local_addr().unwrap();
             for _ in 0..3 {
-                assert!(
-                    runtime::timeout(Duration::from_millis(5), listener.accept())
-                        .await
-                        .is_err()
-                );
-                let clients: Vec<TcpStream> = (0..40)
-                    .map(|_| TcpStream::connect(address).unwrap())
-                    .collect();
+                wait_in_vain(&listener).await;
+                let clients = [(); 40].map(|()| TcpStream::connect(address).unwrap());
                 for client in &clients {
                     let (_, peer) = listener.accept().await.unwrap();
                     assert_eq!(peer, client.local_addr().unwrap());
@@ -136,11 +130,7 @@ mod tests {
     #[test]
     fn dropping_a_listener_leaves_the_socket_to_other_listeners() {
         with_listener(|listener, kept| async move {
-            assert!(
-                runtime::timeout(Duration::from_millis(5), listener.accept())
-                    .await
-                    .is_err()
-            );
+            wait_in_vain(&listener).await;
             drop(listener);
             runtime::sleep(Duration::from_millis(5)).await;
             let _client = TcpStream::connect(kept.local_addr().unwrap()).unwrap();

@@ -216,21 +216,18 @@ pub(crate) fn memory_info(socket: BorrowedFd<'_>) -> io::Result<BufferUse> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Driver;
+    use crate::testing::block_on;
     use std::io::{Read, Write};
 
     #[test]
     fn an_owned_descriptor_stays_connected() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let fd = Driver::choose()
-            .unwrap()
-            .block_on(async move {
-                let stream = TcpStream::connect_addr(address).await.unwrap();
-                assert_eq!(borrow(&stream).as_raw_fd(), stream.as_raw_fd());
-                own(stream)
-            })
-            .unwrap();
+        let fd = block_on(async {
+            let stream = TcpStream::connect_addr(address).await.unwrap();
+            assert_eq!(borrow(&stream).as_raw_fd(), stream.as_raw_fd());
+            own(stream)
+        });
         std::net::TcpStream::from(fd).write_all(b"x").unwrap();
         let mut byte = [0];
         listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
@@ -245,11 +242,8 @@ mod tests {
         let number = socket.into_raw_fd();
         let (fd, name) = inherited(&format!("gw-admin={number}")).unwrap();
         assert_eq!(name, "gw-admin");
-        assert!(
-            rustix::io::fcntl_getfd(&fd)
-                .unwrap()
-                .contains(FdFlags::CLOEXEC)
-        );
+        let flags = rustix::io::fcntl_getfd(&fd).unwrap();
+        assert!(flags.contains(FdFlags::CLOEXEC));
         let socket = std::net::TcpListener::from(fd);
         assert_eq!(socket.local_addr().unwrap(), address);
         for entry in [

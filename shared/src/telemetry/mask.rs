@@ -248,22 +248,21 @@ mod tests {
             ("?k=gw_sk_abc.s%65cr%20et", "?k=gw_sk_abc.***%20et"),
         ] {
             assert_eq!(masked(text).as_deref(), Some(expected), "{text}");
-            assert!(
-                is_masked(expected.as_bytes()) && !is_masked(text.as_bytes()),
-                "{text}"
-            );
+            assert!(is_masked(expected.as_bytes()), "{text}");
+            assert!(!is_masked(text.as_bytes()), "{text}");
         }
-        for text in [
-            "",
-            "/a?b=c",
-            "gw_",
+    }
+
+    #[test]
+    fn other_text_is_not_masked() {
+        let keys = [
             "gw_sk",
             "gw_sk_",
             "gw_sk_abc",
             "gw_sk_abc.",
             "gw_ci_abc.def",
-            "gw_cs_",
-        ] {
+        ];
+        for text in ["", "/a?b=c", "gw_", "gw_cs_"].into_iter().chain(keys) {
             assert_eq!(masked(text), None, "{text}");
         }
         for text in [
@@ -298,45 +297,27 @@ mod tests {
             ("gw_cs_a0123456789abcXYZ/", Some("gw_cs_***/")),
             ("0123456789abcxyz short", None),
         ] {
-            let masked = masker
-                .mask(text.as_bytes())
-                .map(|text| String::from_utf8(text).unwrap());
+            let masked = masker.mask(text.as_bytes());
+            let masked = masked.map(|text| String::from_utf8(text).unwrap());
             assert_eq!(masked.as_deref(), expected, "{text}");
-            assert_eq!(
-                is_masked(masked.unwrap_or_default().as_bytes()),
-                expected.is_some(),
-                "{text}"
-            );
+            let is_masked = is_masked(masked.unwrap_or_default().as_bytes());
+            assert_eq!(is_masked, expected.is_some(), "{text}");
         }
     }
 
     /// A scan in quadratic time would take hours for these texts.
     #[test]
     fn nested_escapes_are_decoded_in_one_pass() {
-        for unit in [
-            "%25",
-            "%",
-            "%2",
-            "%67",
-            "gw%5Fsk%5F%2E",
-            ".",
-            "eyJ.",
-            "%2525252567",
-        ] {
+        let escapes = ["%25", "%", "%2", "%67", "%2525252567"];
+        for unit in ["gw%5Fsk%5F%2E", ".", "eyJ."].into_iter().chain(escapes) {
             let text = unit.repeat(2 << 20 >> 3);
             let decoded = Decoded::of(text.as_bytes());
             assert!(decoded.bytes.len() <= text.len());
-            assert!(
-                decoded
-                    .starts
-                    .as_ref()
-                    .is_none_or(|starts| starts.len() == decoded.bytes.len()),
-                "{unit}"
-            );
-            assert!(
-                masked(&text).is_none_or(|masked| masked.len() <= 2 * text.len()),
-                "{unit}"
-            );
+            if let Some(starts) = &decoded.starts {
+                assert_eq!(starts.len(), decoded.bytes.len(), "{unit}");
+            }
+            let length = masked(&text).map_or(0, |masked| masked.len());
+            assert!(length <= 2 * text.len(), "{unit}");
         }
     }
 

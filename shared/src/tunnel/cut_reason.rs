@@ -163,27 +163,20 @@ mod tests {
             "tunnel_limit",
         ];
         assert_eq!(texts, stable);
-        assert!(
-            CutReason::ALL
-                .iter()
-                .all(|reason| CutReason::parse(reason.as_str()) == Some(*reason))
-        );
+        for &reason in CutReason::ALL {
+            assert_eq!(CutReason::parse(reason.as_str()), Some(reason));
+        }
         assert_eq!(CutReason::parse("a reason of a later version"), None);
     }
 
     #[test]
     fn agents_without_the_service_do_not_return_and_are_told_why() {
-        let gone: Vec<_> = CutReason::ALL
-            .iter()
-            .filter(|reason| !reason.agent_may_return())
-            .collect();
+        let mut gone = CutReason::ALL.to_vec();
+        gone.retain(|reason| !reason.agent_may_return());
+        let revoked = CutReason::AgentRevoked;
         assert_eq!(
             gone,
-            [
-                &CutReason::AgentRevoked,
-                &CutReason::ServiceDeleted,
-                &CutReason::NotAssigned
-            ]
+            [revoked, CutReason::ServiceDeleted, CutReason::NotAssigned]
         );
         assert!(gone.iter().all(|reason| reason.advice().is_some()));
     }

@@ -238,32 +238,27 @@ mod tests {
     #[test]
     fn stream_ids_have_a_slot_and_a_generation() {
         let id = StreamId::new(0xfffe, 0x0102);
-        assert_eq!(
-            (id.0, id.slot(), id.generation()),
-            (0x0102_fffe, 0xfffe, 0x0102)
-        );
+        assert_eq!(id.0, 0x0102_fffe);
+        assert_eq!((id.slot(), id.generation()), (0xfffe, 0x0102));
     }
 
     #[test]
     fn headers_that_no_peer_may_send_are_refused() {
         let header = |kind: Kind, end, length, stream| {
-            FrameHeader {
+            let stream = StreamId(stream);
+            let header = FrameHeader {
                 kind,
                 end,
                 length,
-                stream: StreamId(stream),
-            }
-            .encode()
+                stream,
+            };
+            header.encode()
         };
         let refused = |bytes| FrameHeader::decode(bytes).unwrap_err();
-        assert_eq!(
-            refused([0, 0, 0, 0, 0, 1, 0, 0]),
-            InvalidFrameHeader::Type(0)
-        );
-        assert_eq!(
-            refused([0x0f, 0, 0, 0, 0, 1, 0, 0]),
-            InvalidFrameHeader::Type(0x0f)
-        );
+        for kind in [0, 0x0f] {
+            let error = refused([kind, 0, 0, 0, 0, 1, 0, 0]);
+            assert_eq!(error, InvalidFrameHeader::Type(kind));
+        }
         let stream = 0x0001_0000;
         for (kind, end) in [
             (Kind::Refused, false),
@@ -271,10 +266,8 @@ mod tests {
             (Kind::Reset, true),
             (Kind::Interim, true),
         ] {
-            assert_eq!(
-                refused(header(kind, end, 9, stream)),
-                InvalidFrameHeader::End(kind)
-            );
+            let error = refused(header(kind, end, 9, stream));
+            assert_eq!(error, InvalidFrameHeader::End(kind));
         }
         for (kind, length) in [
             (Kind::Data, 0),
@@ -283,19 +276,13 @@ mod tests {
             (Kind::Request, 3),
             (Kind::Reset, CODE_MAX + 1),
         ] {
-            assert_eq!(
-                refused(header(kind, false, length, stream)),
-                InvalidFrameHeader::Length(kind, length)
-            );
+            let error = refused(header(kind, false, length, stream));
+            assert_eq!(error, InvalidFrameHeader::Length(kind, length));
         }
-        assert_eq!(
-            refused(header(Kind::Data, false, 1, 5)),
-            InvalidFrameHeader::Stream(Kind::Data, 5)
-        );
-        assert_eq!(
-            refused(header(Kind::Ping, false, 8, stream)),
-            InvalidFrameHeader::Stream(Kind::Ping, stream)
-        );
+        for (kind, length, stream) in [(Kind::Data, 1, 5), (Kind::Ping, 8, stream)] {
+            let error = refused(header(kind, false, length, stream));
+            assert_eq!(error, InvalidFrameHeader::Stream(kind, stream));
+        }
         assert!(FrameHeader::decode(header(Kind::Data, true, 0, stream)).is_ok());
     }
 

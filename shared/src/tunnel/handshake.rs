@@ -227,25 +227,17 @@ mod tests {
 
     #[test]
     fn request_and_acceptance_parse_back() {
-        let head = head::parse_request(
-            &request("acme--api.eu1.example.com", None).into(),
-            HEAD_LIMITS,
-        )
-        .unwrap();
+        let sent = request("acme--api.eu1.example.com", None);
+        let head = head::parse_request(&sent.into(), HEAD_LIMITS).unwrap();
         let request = check(&head, AgentVersions::Same).unwrap();
-        assert_eq!(
-            request,
-            AgentRequest {
-                version: Version::own(),
-                purpose: Purpose::Tunnel
-            }
-        );
+        assert_eq!(request.version, Version::own());
+        assert_eq!(request.purpose, Purpose::Tunnel);
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
         let accepted =
             head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
         assert_eq!(accepted.status, StatusCode::SWITCHING_PROTOCOLS);
-        let date =
-            httpdate::parse_http_date(accepted.headers[header::DATE].to_str().unwrap()).unwrap();
+        let date = accepted.headers[header::DATE].to_str().unwrap();
+        let date = httpdate::parse_http_date(date).unwrap();
         assert!(SystemTime::now().duration_since(date).unwrap().as_secs() < 60);
     }
 
@@ -277,10 +269,8 @@ mod tests {
     fn other_versions_and_other_requests_are_refused() {
         let text = String::from_utf8(request("h", None)).unwrap();
         let check_text = |text: String| {
-            check(
-                &head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap(),
-                AgentVersions::Same,
-            )
+            let head = head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap();
+            check(&head, AgentVersions::Same)
         };
         let older = check_text(text.replace(VERSION, "0.0.9")).unwrap_err();
         assert!(matches!(&older, BadUpgrade::VersionMismatch(older) if older.agent == "0.0.9"));
@@ -290,11 +280,8 @@ mod tests {
             ("/tunnel", "/other"),
             ("gw-tunnel", "websocket"),
         ] {
-            assert_eq!(
-                check_text(text.replace(from, to)),
-                Err(BadUpgrade::NotAnUpgrade),
-                "{to}"
-            );
+            let checked = check_text(text.replace(from, to));
+            assert_eq!(checked, Err(BadUpgrade::NotAnUpgrade), "{to}");
         }
     }
 
@@ -303,9 +290,7 @@ mod tests {
         let sha256 = "0a".repeat(32);
         let request = program_request("acme--api.eu1.example.com", &sha256, None);
         let head = head::parse_request(&request.into(), HEAD_LIMITS).unwrap();
-        assert_eq!(
-            check(&head, AgentVersions::Same).unwrap().purpose,
-            Purpose::Program(sha256)
-        );
+        let request = check(&head, AgentVersions::Same).unwrap();
+        assert_eq!(request.purpose, Purpose::Program(sha256));
     }
 }

@@ -239,18 +239,7 @@ mod tests {
     use http::header::CONTENT_TYPE;
 
     use super::*;
-
-    fn fields(fields: &[(&'static str, &'static str)]) -> Fields {
-        fields
-            .iter()
-            .map(|(name, value)| {
-                (
-                    HeaderName::from_static(name),
-                    HeaderValue::from_static(value),
-                )
-            })
-            .collect()
-    }
+    use crate::testing::fields;
 
     fn request(framing: Framing, upgrade: Option<&'static str>) -> OutboundRequest {
         OutboundRequest {
@@ -266,12 +255,8 @@ mod tests {
 
     #[test]
     fn requests_parse_back() {
-        for framing in [
-            Framing::None,
-            Framing::Length(0),
-            Framing::Length(7),
-            Framing::Chunked,
-        ] {
+        let lengths = [Framing::Length(0), Framing::Length(7)];
+        for framing in [Framing::None, Framing::Chunked].into_iter().chain(lengths) {
             for upgrade in [None, Some("websocket")] {
                 // A request to switch protocols may have content of a known length.
                 let framing = match (upgrade, framing) {
@@ -283,20 +268,14 @@ mod tests {
                 sent.write(&mut out, sent.caller_connection);
                 let payload = Bytes::from(out);
                 let mut received = parse_request(&payload, !sent.has_body()).unwrap();
-                assert_eq!(
-                    (&received.method, &received.target),
-                    (&sent.method, &sent.target)
-                );
-                assert_eq!(
-                    (&received.authority, received.framing),
-                    (&sent.authority, sent.framing)
-                );
+                assert_eq!(received.method, sent.method);
+                assert_eq!(received.target, sent.target);
+                assert_eq!(received.authority, sent.authority);
+                assert_eq!(received.framing, sent.framing);
                 assert_eq!(received.upgrade, sent.upgrade);
                 assert_eq!(received.headers["x-one"], "1");
-                assert_eq!(
-                    CallerConnection::take(&mut received.headers),
-                    sent.caller_connection
-                );
+                let caller = CallerConnection::take(&mut received.headers);
+                assert_eq!(caller, sent.caller_connection);
                 // The END flag must agree with the fields.
                 assert!(parse_request(&payload, sent.has_body()).is_err());
             }
@@ -311,34 +290,30 @@ mod tests {
         };
         let mut out = Vec::new();
         let headers = fields(&[("content-type", "text/plain")]);
+        let framing = Framing::Length(3);
         write_response(
             &mut out,
             timing,
             StatusCode::NOT_FOUND,
             &headers,
-            Framing::Length(3),
+            framing,
             None,
         );
         let response = parse_response(out.into(), &Method::GET).unwrap();
-        assert_eq!(
-            (response.timing, response.head.status),
-            (timing, StatusCode::NOT_FOUND)
-        );
-        assert_eq!(
-            (response.head.framing, &response.head.headers[CONTENT_TYPE]),
-            (Framing::Length(3), &headers[CONTENT_TYPE])
-        );
+        assert_eq!(response.timing, timing);
+        assert_eq!(response.head.status, StatusCode::NOT_FOUND);
+        assert_eq!(response.head.framing, framing);
+        assert_eq!(response.head.headers[CONTENT_TYPE], headers[CONTENT_TYPE]);
+    }
+
+    #[test]
+    fn interim_responses_parse_back() {
         let mut out = Vec::new();
-        write_interim(
-            &mut out,
-            StatusCode::EARLY_HINTS,
-            &fields(&[("link", "</a>")]),
-        );
+        let headers = fields(&[("link", "</a>")]);
+        write_interim(&mut out, StatusCode::EARLY_HINTS, &headers);
         let interim = parse_interim(&out.into()).unwrap();
-        assert_eq!(
-            (interim.status, &interim.headers["link"]),
-            (StatusCode::EARLY_HINTS, &HeaderValue::from_static("</a>"))
-        );
+        assert_eq!(interim.status, StatusCode::EARLY_HINTS);
+        assert_eq!(interim.headers["link"], "</a>");
     }
 
     #[test]
@@ -362,34 +337,25 @@ mod tests {
             agent_us: 9,
             backend_first_byte_us: None,
         };
-        let mut out = Vec::new();
-        write_refusal(
-            &mut out,
-            timing,
-            false,
-            "GW_BACKEND_UNREACHABLE",
-            &"x".repeat(5000),
-        );
-        let refusal = parse_refusal(out.into()).unwrap();
-        assert_eq!(
-            (refusal.timing, &refusal.code[..]),
-            (timing, &b"GW_BACKEND_UNREACHABLE"[..])
-        );
-        assert_eq!(
-            (refusal.unsent, refusal.message.len()),
-            (false, MESSAGE_TEXT_MAX)
-        );
-        let mut out = Vec::new();
-        write_refusal(&mut out, timing, true, "GW_BACKEND_TLS", "");
-        let refusal = parse_refusal(out.into()).unwrap();
-        assert_eq!(
-            (refusal.unsent, &refusal.code[..]),
-            (true, &b"GW_BACKEND_TLS"[..])
-        );
-        assert_eq!(
-            parse_refusal(Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'])),
-            None
-        );
-        assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1])), None);
+        let long = "x".repeat(5000);
+        for (code, unsent, message, length) in [
+            ("GW_BACKEND_UNREACHABLE", false, &long[..], MESSAGE_TEXT_MAX),
+            ("GW_BACKEND_TLS", true, "", 0),
+        ] {
+            let mut out = Vec::new();
+            write_refusal(&mut out, timing, unsent, code, message);
+            let refusal = parse_refusal(out.into()).unwrap();
+            assert_eq!(refusal.timing, timing);
+            assert_eq!(refusal.code, code);
+            assert_eq!(refusal.unsent, unsent, "{code}");
+            assert_eq!(refusal.message.len(), length, "{code}");
+        }
+    }
+
+    #[test]
+    fn cut_refusals_are_refused() {
+        for cut in [&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'][..], &[0, 0, 0, 1]] {
+            assert_eq!(parse_refusal(Bytes::from_static(cut)), None);
+        }
     }
 }

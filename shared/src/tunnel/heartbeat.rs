@@ -91,14 +91,9 @@ mod tests {
     fn received_bytes_delay_pings() {
         let start = Instant::now();
         let now = start + Duration::from_secs(3600);
-        assert_eq!(
-            beat(now, now - Duration::from_secs(9)),
-            Beat::Alive(Duration::from_secs(1))
-        );
-        assert_eq!(
-            beat(now, now - Duration::from_secs(24)),
-            Beat::Ping(Duration::from_secs(1))
-        );
+        let second = Duration::from_secs(1);
+        assert_eq!(beat(now, now - 9 * second), Beat::Alive(second));
+        assert_eq!(beat(now, now - 24 * second), Beat::Ping(second));
         // `last_received` may be later than `now`.
         assert_eq!(beat(start, now), Beat::Alive(PING_INTERVAL));
     }

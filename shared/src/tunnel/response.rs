@@ -127,17 +127,16 @@ mod tests {
 
     #[test]
     fn fields_are_bounded_in_number_and_bytes() {
-        assert_eq!(check_fields(&fields(HEAD.fields, "")), Ok(()));
-        assert_eq!(
-            check_fields(&fields(HEAD.fields + 1, "")),
-            Err(InvalidResponse::TooManyFields)
-        );
         let rest = HEAD.head - "x-0: \r\n".len();
-        assert_eq!(check_fields(&fields(1, &"v".repeat(rest))), Ok(()));
-        assert_eq!(
-            check_fields(&fields(1, &"v".repeat(rest + 1))),
-            Err(InvalidResponse::HeadTooLarge)
-        );
+        for (count, length, expected) in [
+            (HEAD.fields, 0, Ok(())),
+            (HEAD.fields + 1, 0, Err(InvalidResponse::TooManyFields)),
+            (1, rest, Ok(())),
+            (1, rest + 1, Err(InvalidResponse::HeadTooLarge)),
+        ] {
+            let found = check_fields(&fields(count, &"v".repeat(length)));
+            assert_eq!(found, expected, "{count} {length}");
+        }
     }
 
     #[test]
@@ -150,22 +149,20 @@ mod tests {
     #[test]
     fn interim_responses_are_bounded_in_number_and_bytes() {
         let mut budget = InterimBudget::default();
+        let mut take = || budget.take(StatusCode::PROCESSING, &mut Fields::new());
         for _ in 0..INTERIM_MAX {
-            budget
-                .take(StatusCode::PROCESSING, &mut Fields::new())
-                .unwrap();
+            take().unwrap();
         }
-        let refused = budget.take(StatusCode::PROCESSING, &mut Fields::new());
+        let refused = take();
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
 
         let mut budget = InterimBudget::default();
         let value = "v".repeat(20_000);
+        let mut take = || budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value));
         for _ in 0..3 {
-            budget
-                .take(StatusCode::EARLY_HINTS, &mut fields(1, &value))
-                .unwrap();
+            take().unwrap();
         }
-        let refused = budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value));
+        let refused = take();
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
     }
 
@@ -173,13 +170,11 @@ mod tests {
     fn interim_responses_with_101_are_refused_and_lose_their_length() {
         let mut budget = InterimBudget::default();
         for status in [StatusCode::SWITCHING_PROTOCOLS, StatusCode::OK] {
-            assert_eq!(
-                budget.take(status, &mut Fields::new()),
-                Err(InvalidResponse::Status(status))
-            );
+            let refused = budget.take(status, &mut Fields::new());
+            assert_eq!(refused, Err(InvalidResponse::Status(status)));
         }
-        let mut framed =
-            Fields::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
+        let length = HeaderValue::from_static("5");
+        let mut framed = Fields::from_iter([(header::CONTENT_LENGTH, length)]);
         budget.take(StatusCode::EARLY_HINTS, &mut framed).unwrap();
         assert!(framed.is_empty());
     }

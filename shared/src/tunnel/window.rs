@@ -209,11 +209,9 @@ mod tests {
             while self.now < end {
                 self.now += INTERVAL;
                 if busy {
-                    let limited = u128::from(self.tuner.window()) * INTERVAL.as_micros()
-                        / self.rtt.as_micros();
-                    self.received += u64::try_from(limited)
-                        .unwrap()
-                        .min(self.bytes_per_second / 20);
+                    let bytes = u128::from(self.tuner.window()) * INTERVAL.as_micros();
+                    let limited = u64::try_from(bytes / self.rtt.as_micros()).unwrap();
+                    self.received += limited.min(self.bytes_per_second / 20);
                 }
                 let traffic = Traffic {
                     received: self.received,
@@ -230,10 +228,13 @@ mod tests {
         }
     }
 
-    const ONE: Demand<'_> = Demand {
-        streams: 1,
-        unread: &[],
-    };
+    const ONE: Demand<'_> = among(1);
+
+    /// This many streams, none of which is stalled.
+    const fn among(streams: usize) -> Demand<'static> {
+        let unread = &[];
+        Demand { streams, unread }
+    }
 
     #[test]
     fn the_window_grows_to_fill_the_path_and_no_further() {
@@ -241,14 +242,10 @@ mod tests {
             let mut path = Path::new(rtt, mbit);
             let window = u64::from(path.run(5, true, &ONE));
             let product = mbit * 125 * rtt;
-            assert!(
-                window >= product,
-                "{rtt} ms, {mbit} Mbit/s: {window} of {product}"
-            );
-            assert!(
-                window <= product * 3 || window == u64::from(FIRST),
-                "{rtt} ms, {mbit} Mbit/s: {window}"
-            );
+            let case = format!("{rtt} ms, {mbit} Mbit/s: {window} of {product}");
+            assert!(window >= product, "{case}");
+            let is_least = window == u64::from(FIRST);
+            assert!(window <= product * 3 || is_least, "{case}");
             let changes = path.changes;
             path.run(600, true, &ONE);
             assert_eq!(path.changes, changes, "a steady flow keeps its window");
@@ -280,18 +277,7 @@ mod tests {
             (129, FIRST / 2),
             (5000, LEAST),
         ] {
-            assert_eq!(
-                path.run(
-                    5,
-                    true,
-                    &Demand {
-                        streams,
-                        unread: &[]
-                    }
-                ),
-                window,
-                "{streams}"
-            );
+            assert_eq!(path.run(5, true, &among(streams)), window, "{streams}");
         }
         assert_eq!(path.run(5, false, &ONE), FIRST);
     }
@@ -308,50 +294,22 @@ mod tests {
             (100, FIRST / 4),
             (1, FIRST),
         ] {
-            assert_eq!(
-                path.run(
-                    5,
-                    true,
-                    &Demand {
-                        streams,
-                        unread: &[]
-                    }
-                ),
-                window,
-                "{streams}"
-            );
+            assert_eq!(path.run(5, true, &among(streams)), window, "{streams}");
         }
         let mut long = Path::new(20, 100);
         for streams in [1, 8, 100] {
-            assert_eq!(
-                long.run(
-                    5,
-                    true,
-                    &Demand {
-                        streams,
-                        unread: &[]
-                    }
-                ),
-                FIRST,
-                "{streams}"
-            );
+            assert_eq!(long.run(5, true, &among(streams)), FIRST, "{streams}");
         }
     }
 
     #[test]
     fn one_busy_stream_among_many_fills_a_short_path() {
         for (rtt, mbit) in [(1, 10_000), (5, 10_000), (10, 1_000), (19, 100)] {
-            let window = u64::from(Path::new(rtt, mbit).run(
-                5,
-                true,
-                &Demand {
-                    streams: 50,
-                    unread: &[],
-                },
-            ));
+            let window = u64::from(Path::new(rtt, mbit).run(5, true, &among(50)));
             let product = mbit * 125 * rtt;
+            let least = product.min(TUNNEL_BUDGET as u64 / 64);
             assert!(
-                window >= product.min(TUNNEL_BUDGET as u64 / 64),
+                window >= least,
                 "{rtt} ms, {mbit} Mbit/s: {window} of {product}"
             );
         }
@@ -360,24 +318,10 @@ mod tests {
     #[test]
     fn streams_that_come_and_go_at_a_limit_change_nothing() {
         let mut path = Path::new(20, 1);
-        path.run(
-            1,
-            false,
-            &Demand {
-                streams: 129,
-                unread: &[],
-            },
-        );
+        path.run(1, false, &among(129));
         let changes = path.changes;
         for streams in (0..100).map(|turn| 120 + turn % 16) {
-            path.run(
-                1,
-                false,
-                &Demand {
-                    streams,
-                    unread: &[],
-                },
-            );
+            path.run(1, false, &among(streams));
         }
         assert_eq!((path.changes, path.tuner.window()), (changes, FIRST / 2));
     }
@@ -391,10 +335,8 @@ mod tests {
         };
         let window = demand.fit(MOST, TUNNEL_BUDGET);
         assert_eq!(window, FIRST);
-        assert!(
-            demand.committed(window) <= TUNNEL_BUDGET
-                && demand.committed(window * 2) > TUNNEL_BUDGET
-        );
+        assert!(demand.committed(window) <= TUNNEL_BUDGET);
+        assert!(demand.committed(window * 2) > TUNNEL_BUDGET);
     }
 
     #[test]
@@ -402,16 +344,14 @@ mod tests {
         let mut unread = Vec::new();
         let mut window = MOST;
         for streams in 1..=2000 {
-            window = Demand {
+            let demand = Demand {
                 streams,
                 unread: &unread,
-            }
-            .fit(window, TUNNEL_BUDGET);
+            };
+            window = demand.fit(window, TUNNEL_BUDGET);
             unread.push(window as usize);
-            assert!(
-                unread.iter().sum::<usize>() <= TUNNEL_BUDGET + streams * LEAST as usize,
-                "{streams}"
-            );
+            let most = TUNNEL_BUDGET + streams * LEAST as usize;
+            assert!(unread.iter().sum::<usize>() <= most, "{streams}");
         }
     }
 }

@@ -19,6 +19,8 @@ mod later_member;
 #[cfg(test)]
 mod tests {
     use aws_lc_rs::signature::Ed25519KeyPair;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
 
     use super::later_member::pass;
     use crate::error_body::ErrorBody;
@@ -30,16 +32,17 @@ mod tests {
     use crate::tunnel::control::{BackendHealth, ToAgent, ToGateway};
     use crate::version::Version;
 
+    const NONE: [&str; 0] = [];
+
     #[test]
     fn messages_of_an_enrollment_take_a_member_of_a_later_version() {
-        let none: [String; 0] = [];
         let (token, name, version) = ("token".into(), "name".into(), "1.2.3".into());
         let request = EnrollRequest {
             token,
             name,
             version,
         };
-        assert_eq!(pass(&request, &[]), none);
+        assert_eq!(pass(&request, &[]), NONE);
         let reply = EnrollReply {
             enrollment_id: EnrollmentId::random(),
             agent_id: AgentId::random(),
@@ -47,27 +50,26 @@ mod tests {
             status: EnrollmentStatus::Pending,
             poll_after_seconds: 1,
         };
-        assert_eq!(pass(&reply, &[]), none);
+        assert_eq!(pass(&reply, &[]), NONE);
         let status = StatusReply {
             status: EnrollmentStatus::Approved,
             agent_id: Some(AgentId::random()),
             poll_after_seconds: 1,
         };
-        assert_eq!(pass(&status, &[]), none);
+        assert_eq!(pass(&status, &[]), NONE);
         let request = CsrRequest {
             csr: "request".into(),
             agent_id: Some(AgentId::random()),
         };
-        assert_eq!(pass(&request, &[]), none);
-        assert_eq!(pass(&certificate(), &[]), none);
+        assert_eq!(pass(&request, &[]), NONE);
+        assert_eq!(pass(&certificate(), &[]), NONE);
         let refusal = r#"{"error":{"code":"GW_OVERLOADED","message":"m","request_id":"r"}}"#;
         let refusal: ErrorBody = serde_json::from_str(refusal).unwrap();
-        assert_eq!(pass(&refusal, &[]), none);
+        assert_eq!(pass(&refusal, &[]), NONE);
     }
 
     #[test]
     fn control_messages_take_a_member_of_a_later_version() {
-        let none: [String; 0] = [];
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
         // A signed program is stored, and written back with all of its members.
@@ -97,7 +99,7 @@ mod tests {
             },
             ToAgent::Ended { reason: "r".into() },
         ] {
-            assert_eq!(pass(&message, &[]), none, "{message:?}");
+            assert_eq!(pass(&message, &[]), NONE, "{message:?}");
         }
         for message in [
             ToGateway::Statistics {
@@ -116,7 +118,7 @@ mod tests {
                 error: Some("e".into()),
             }),
         ] {
-            assert_eq!(pass(&message, &[]), none, "{message:?}");
+            assert_eq!(pass(&message, &[]), NONE, "{message:?}");
         }
     }
 
@@ -136,13 +138,10 @@ mod tests {
             sha256,
             ..
         } = &signed;
-        let message =
-            format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}\0\0expires 1");
-        use base64::Engine;
+        let members = format!("{version}\0{target}\0{size}\0{sha256}");
+        let message = format!("gw-agent program\0{members}\0\0expires 1");
         let signature = pair.sign(message.as_bytes());
-        later["signature"] = base64::engine::general_purpose::STANDARD
-            .encode(signature)
-            .into();
+        later["signature"] = STANDARD.encode(signature).into();
         let signed: SignedProgram = serde_json::from_value(later).unwrap();
         assert!(signed.verify(&keys).is_err());
     }

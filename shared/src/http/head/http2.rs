@@ -154,93 +154,56 @@ fn without_default_port<'a>(authority: &'a [u8], uri: &Uri) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::LIMITS;
     use super::*;
 
-    const LIMITS: HeadLimits = HeadLimits {
-        head: 1024,
-        fields: 10,
-        target: 100,
-    };
-
     fn request_2(request: http::request::Builder) -> Result<RequestHead, InvalidHead> {
-        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS)
-            .map_err(|refused| refused.0)
+        let parts = request.body(()).unwrap().into_parts().0;
+        request_of_http2(parts, false, LIMITS).map_err(|refused| refused.0)
+    }
+
+    fn upgrade(protocol: &'static str) -> http::request::Builder {
+        let protocol = Protocol::from_static(protocol);
+        http::Request::connect("https://h/chat").extension(protocol)
     }
 
     #[test]
     fn http2_requests_are_checked_like_http1_requests() {
         let get = || http::Request::get("https://A.b:80/p?q").version(http::Version::HTTP_2);
         let head = request_2(get().header("x", "1").header("host", "a.B:80")).unwrap();
-        assert_eq!(
-            (head.authority.as_str(), head.target.as_str()),
-            ("A.b:80", "/p?q")
-        );
-        assert_eq!(
-            (head.framing, head.version, head.upgrade),
-            (Framing::None, HttpVersion::Http2, None)
-        );
-        assert_eq!(
-            request_2(http::Request::get("/p").header("host", "h"))
-                .unwrap()
-                .authority
-                .as_str(),
-            "h"
-        );
-        let websocket = request_2(
-            http::Request::connect("https://h/chat").extension(Protocol::from_static("websocket")),
-        );
-        let websocket = websocket.unwrap();
-        assert_eq!(
-            (websocket.method, websocket.upgrade.unwrap()),
-            (Method::GET, UpgradeProtocol::from_static("websocket"))
-        );
+        assert_eq!(head.authority.as_str(), "A.b:80");
+        assert_eq!(head.target.as_str(), "/p?q");
+        assert_eq!(head.framing, Framing::None);
+        assert_eq!((head.version, head.upgrade), (HttpVersion::Http2, None));
+        let with_host = request_2(http::Request::get("/p").header("host", "h")).unwrap();
+        assert_eq!(with_host.authority.as_str(), "h");
+        let websocket = request_2(upgrade("websocket")).unwrap();
+        assert_eq!(websocket.method, Method::GET);
+        assert_eq!(websocket.upgrade.unwrap().as_str(), "websocket");
         let cookies = (0..50).fold(get(), |request, _| request.header("cookie", "a=b"));
         assert!(request_2(cookies).is_ok());
+        let bare = || http::Request::get("/p");
+        let long = format!("https://h/{}", "a".repeat(100));
+        let length = |value| get().header("content-length", value);
+        let asterisk = bare().uri("*").header("host", "h");
+        let many = (0..11).fold(get(), |request, _| request.header("a", "b"));
+        let two_hosts = get().header("host", "A.b:80").header("host", "A.b:80");
         for (bad, request) in [
             ("differ", get().header("host", "other")),
-            (
-                "more than one Host",
-                get().header("host", "A.b:80").header("host", "A.b:80"),
-            ),
-            ("neither", http::Request::get("/p")),
+            ("more than one Host", two_hosts),
+            ("neither", bare()),
             ("userinfo", http::Request::get("https://u@h/")),
-            ("Host", http::Request::get("/p").header("host", "a b")),
+            ("Host", bare().header("host", "a b")),
             ("CONNECT", http::Request::connect("h:1")),
-            (
-                ":path",
-                http::Request::get("https://h")
-                    .method("GET")
-                    .uri("*")
-                    .header("host", "h"),
-            ),
-            (
-                "Content-Length",
-                get()
-                    .header("content-length", "1")
-                    .header("content-length", "1"),
-            ),
-            ("Content-Length", get().header("content-length", "+1")),
-            (
-                "target is longer",
-                http::Request::get(format!("https://h/{}", "a".repeat(100))),
-            ),
-            (
-                "fields",
-                (0..11).fold(get(), |request, _| request.header("a", "b")),
-            ),
+            (":path", asterisk),
+            ("Content-Length", length("1").header("content-length", "1")),
+            ("Content-Length", length("+1")),
+            ("target is longer", http::Request::get(long)),
+            ("fields", many),
             ("larger than", get().header("a", "b".repeat(1024))),
-            (
-                ":protocol",
-                http::Request::connect("https://h/chat").extension(Protocol::from_static("h2c")),
-            ),
-            (
-                ":protocol",
-                http::Request::connect("https://h/chat").extension(Protocol::from_static("a, b")),
-            ),
-            (
-                ":protocol",
-                http::Request::connect("https://h/chat").extension(Protocol::from_static("")),
-            ),
+            (":protocol", upgrade("h2c")),
+            (":protocol", upgrade("a, b")),
+            (":protocol", upgrade("")),
         ] {
             let error = request_2(request).unwrap_err().to_string();
             assert!(error.contains(bad), "{bad}: {error}");
@@ -276,10 +239,8 @@ mod tests {
             ("trailing tab", get().header("x", "a\t")),
         ] {
             let error = request_2(request).unwrap_err();
-            assert!(
-                matches!(error, InvalidHead::Malformed(_)) && !error.is_too_large(),
-                "{name}: {error}"
-            );
+            let is_malformed = matches!(error, InvalidHead::Malformed(_));
+            assert!(is_malformed && !error.is_too_large(), "{name}: {error}");
         }
         assert!(request_2(get().header("x", "").header("y", "a b")).is_ok());
     }

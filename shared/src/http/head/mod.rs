@@ -148,7 +148,7 @@ fn expects_continue(headers: &Fields, framing: Framing) -> bool {
 mod tests {
     use super::*;
 
-    const LIMITS: HeadLimits = HeadLimits {
+    pub(super) const LIMITS: HeadLimits = HeadLimits {
         head: 1024,
         fields: 10,
         target: 100,
@@ -169,16 +169,11 @@ mod tests {
                 }
             }
             let head = buffer.split_to(found.unwrap());
-            assert_eq!(
-                &head[..],
-                b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
-                "step {step}"
-            );
+            let expected = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+            assert_eq!(&head[..], expected, "step {step}");
         }
         let mut long = BytesMut::from(&vec![b'a'; 1025][..]);
-        let error = HeadScanner::default()
-            .find_end(&mut long, LIMITS)
-            .unwrap_err();
-        assert_eq!(error, InvalidHead::HeadTooLarge(1024));
+        let found = HeadScanner::default().find_end(&mut long, LIMITS);
+        assert_eq!(found, Err(InvalidHead::HeadTooLarge(1024)));
     }
 }

@@ -155,56 +155,32 @@ fn parse_client_hello(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Driver;
+    use crate::testing::{block_on, connect};
 
     #[test]
     fn other_bytes_get_an_alert_and_plain_http_gets_a_response() {
-        let answer = || b"speak https".to_vec();
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                let socket = Socket::connect(listener.local_addr().unwrap(), None)
-                    .await
-                    .unwrap();
-                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket
-                    .send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")])
-                    .await
-                    .unwrap();
-                assert!(
-                    Greeting::read(accepted, BytesMut::new(), answer)
-                        .await
-                        .is_err()
-                );
-                let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
-                    .await
-                    .unwrap();
-                // Content type 21: alert (RFC 8446 §5.1).
-                assert_eq!(buffer[0], 21);
-
-                let socket = Socket::connect(listener.local_addr().unwrap(), None)
-                    .await
-                    .unwrap();
-                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket
-                    .send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")])
-                    .await
-                    .unwrap();
+        for (sent, is_http) in [
+            (&b"ssh-2.0-not-tls\r\n"[..], false),
+            (b"GET / HTTP/1.1\r\n\r\n", true),
+        ] {
+            block_on(async {
+                let (socket, accepted) = connect().await;
+                let accepted = Socket::from_fd(accepted.into()).unwrap();
+                socket.send_all(&mut [IoSlice::new(sent)]).await.unwrap();
                 // The rest of a request is read until the client ends it.
                 socket.shutdown_write();
-                assert!(
-                    Greeting::read(accepted, BytesMut::new(), answer)
-                        .await
-                        .is_err()
-                );
+                let answer = || b"speak https".to_vec();
+                let greeting = Greeting::read(accepted, BytesMut::new(), answer).await;
+                assert!(greeting.is_err());
                 let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer))
-                    .await
-                    .unwrap();
-                assert_eq!(&buffer[..], b"speak https");
-            })
-            .unwrap();
+                let received = std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer));
+                received.await.unwrap();
+                match is_http {
+                    true => assert_eq!(&buffer[..], b"speak https"),
+                    // Content type 21: alert (RFC 8446 §5.1).
+                    false => assert_eq!(buffer[0], 21),
+                }
+            });
+        }
     }
 }

@@ -161,39 +161,28 @@ mod tests {
     #[test]
     fn parses_and_formats_the_example_of_the_specification() {
         let context = example();
-        assert_eq!(
-            context.trace().to_string(),
-            "4bf92f3577b34da6a3ce929d0e0e4736"
-        );
-        assert_eq!(
-            (context.span_id, context.sampled, context.random),
-            (0x00f0_67aa_0ba9_02b7_u64.to_be_bytes(), true, false)
-        );
+        let trace = context.trace().to_string();
+        assert_eq!(trace, "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(context.span_id, 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes());
+        assert_eq!((context.sampled, context.random), (true, false));
         assert_eq!(context.to_value(), EXAMPLE);
         assert!(context.to_value().is_sensitive());
     }
 
     #[test]
     fn known_flags_are_passed_on_and_unknown_flags_are_cleared() {
-        let flags = |flags: &str| {
-            TraceContext::parse(EXAMPLE.replace("-01", &format!("-{flags}")).as_bytes()).unwrap()
-        };
         for (text, sampled, random, out) in [
             ("00", false, false, "00"),
             ("02", false, true, "02"),
             ("03", true, true, "03"),
             ("fd", true, false, "01"),
         ] {
-            let context = flags(text);
-            assert_eq!(
-                (context.sampled, context.random),
-                (sampled, random),
-                "{text}"
-            );
-            assert!(
-                context.to_value().to_str().unwrap().ends_with(out),
-                "{text}"
-            );
+            let received = EXAMPLE.replace("-01", &format!("-{text}"));
+            let context = TraceContext::parse(received.as_bytes()).unwrap();
+            let found = (context.sampled, context.random);
+            assert_eq!(found, (sampled, random), "{text}");
+            let sent = context.to_value();
+            assert!(sent.to_str().unwrap().ends_with(out), "{text}");
         }
     }
 
@@ -201,11 +190,8 @@ mod tests {
     fn parses_the_known_members_of_later_versions() {
         for more in ["", "-", "-and more"] {
             let text = format!("cc{}{more}", &EXAMPLE[2..]);
-            assert_eq!(
-                TraceContext::parse(text.as_bytes()),
-                Some(example()),
-                "{text}"
-            );
+            let parsed = TraceContext::parse(text.as_bytes());
+            assert_eq!(parsed, Some(example()), "{text}");
         }
     }
 
@@ -246,11 +232,10 @@ mod tests {
     #[test]
     fn ids_are_never_zero() {
         let root = TraceContext::root([0; 3], true);
-        assert_eq!(TraceContext::parse(root.to_value().as_bytes()), Some(root));
-        assert_eq!(
-            TraceContext::parse(root.child(0).to_value().as_bytes()),
-            Some(root.child(0))
-        );
+        for context in [root, root.child(0)] {
+            let value = context.to_value();
+            assert_eq!(TraceContext::parse(value.as_bytes()), Some(context));
+        }
     }
 
     proptest! {

@@ -313,19 +313,11 @@ mod tests {
 
     impl SpanExporter for Scripted {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-            self.seen
-                .send(
-                    batch
-                        .into_iter()
-                        .map(|span| span.name.into_owned())
-                        .collect(),
-                )
-                .unwrap();
-            let taken = self.verdicts.recv_timeout(SOON).unwrap();
-            if taken {
-                Ok(())
-            } else {
-                Err(OTelSdkError::InternalFailure("no".to_owned()))
+            let names = batch.into_iter().map(|span| span.name.into_owned());
+            self.seen.send(names.collect()).unwrap();
+            match self.verdicts.recv_timeout(SOON).unwrap() {
+                true => Ok(()),
+                false => Err(OTelSdkError::InternalFailure("no".to_owned())),
             }
         }
     }
@@ -353,10 +345,8 @@ mod tests {
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["c", "d"]);
         decide.send(true).unwrap();
         exporter.stop(SOON);
-        assert_eq!(
-            (queue.counts().exported(), queue.counts().dropped()),
-            (2, 2)
-        );
+        assert_eq!(queue.counts().exported(), 2);
+        assert_eq!(queue.counts().dropped(), 2);
     }
 
     #[test]
@@ -429,10 +419,8 @@ mod tests {
         let (queue, _) = SpanQueue::<()>::bounded(1);
         let mut headers = crate::http::Fields::new();
         let caller = TraceContext::root([1, 2, 3], true);
-        headers.insert(
-            http::HeaderName::from_static("traceparent"),
-            caller.to_value(),
-        );
+        let name = http::HeaderName::from_static("traceparent");
+        headers.insert(name, caller.to_value());
         let context = Tracer::new(queue, 0.0).begin(&headers);
         let span = Span {
             context,

@@ -174,10 +174,8 @@ mod tests {
     ) -> Result<Option<(String, f64)>, Vec<String>> {
         let mut errors = Vec::new();
         let environment = |name: &str| {
-            variables
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map(|(_, value)| (*value).to_owned())
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
         };
         let collector = collector.map(|text| Collector::parse(text).unwrap());
         let settings = CollectorSettings::resolve(collector, ratio, &environment, &mut errors);
@@ -200,35 +198,37 @@ mod tests {
             ),
             ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
         ];
-        let at = |url: &str, ratio| Ok(Some((url.to_owned(), ratio)));
-        assert_eq!(resolve(None, None, &[]), Ok(None));
-        assert_eq!(resolve(None, Some(1.0), &[]), Ok(None));
-        assert_eq!(
-            resolve(Some("http://c:4318"), None, &[]),
-            at("http://c:4318/v1/traces", DEFAULT_RATIO)
-        );
-        assert_eq!(
-            resolve(Some("http://c:4318/v1/traces"), Some(1.0), &VARIABLES),
-            at("http://c:4318/v1/traces", 1.0)
-        );
-        assert_eq!(
-            resolve(None, None, &VARIABLES),
-            at("https://traces.example/here", 0.5)
-        );
-        assert_eq!(
-            resolve(None, None, &VARIABLES[..1]),
-            at("https://all.example/otlp/v1/traces", DEFAULT_RATIO)
-        );
-        assert_eq!(resolve(Some(""), None, &VARIABLES), Ok(None));
+        let of_file = "http://c:4318/v1/traces";
+        let of_all = "https://all.example/otlp/v1/traces";
         let empty = [
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""),
             VARIABLES[0],
             ("OTEL_TRACES_SAMPLER_ARG", ""),
         ];
-        assert_eq!(
-            resolve(None, None, &empty),
-            at("https://all.example/otlp/v1/traces", DEFAULT_RATIO)
-        );
+        for (collector, ratio, variables, expected) in [
+            (None, None, &[][..], None),
+            (None, Some(1.0), &[], None),
+            (
+                Some("http://c:4318"),
+                None,
+                &[],
+                Some((of_file, DEFAULT_RATIO)),
+            ),
+            (Some(of_file), Some(1.0), &VARIABLES, Some((of_file, 1.0))),
+            (
+                None,
+                None,
+                &VARIABLES,
+                Some(("https://traces.example/here", 0.5)),
+            ),
+            (None, None, &VARIABLES[..1], Some((of_all, DEFAULT_RATIO))),
+            (Some(""), None, &VARIABLES, None),
+            (None, None, &empty, Some((of_all, DEFAULT_RATIO))),
+        ] {
+            let expected = expected.map(|(url, ratio)| (url.to_owned(), ratio));
+            let resolved = resolve(collector, ratio, variables);
+            assert_eq!(resolved, Ok(expected), "{collector:?} {variables:?}");
+        }
     }
 
     #[test]
@@ -249,27 +249,20 @@ mod tests {
         }
         let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")];
         let errors = resolve(None, None, &variables).unwrap_err();
-        assert!(
-            errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"),
-            "{errors:?}"
-        );
-        let errors =
-            resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
-        assert_eq!(
-            errors,
-            ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]
-        );
+        let expected = "OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL";
+        assert!(errors[0].starts_with(expected), "{errors:?}");
+        let variables = [("OTEL_TRACES_SAMPLER_ARG", "2")];
+        let errors = resolve(Some("http://c"), None, &variables).unwrap_err();
+        let expected = "OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1";
+        assert_eq!(errors, [expected]);
     }
 
     #[test]
     fn keys_of_the_file_are_overridden_by_their_variables() {
         let environment =
             |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
-        let mut keys = Keys::parse(
-            "[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n",
-            &environment,
-        )
-        .unwrap();
+        let text = "[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n";
+        let mut keys = Keys::parse(text, &environment).unwrap();
         let settings = CollectorSettings::take(&mut keys).unwrap();
         keys.refuse_unknown();
         assert_eq!(

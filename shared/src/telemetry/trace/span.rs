@@ -143,19 +143,15 @@ mod tests {
     #[test]
     fn paths_are_masked_and_cut_between_characters() {
         let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
-        assert_eq!(
-            path(&format!("/{}", "\u{e4}".repeat(1000))).len(),
-            PATH_MAX - 1
-        );
-        assert_eq!(
-            &*masked_path("/a/gw_sk_b.c/d/0123456789", &masker),
-            "/a/gw_sk_b.***/d/gw_admin.***"
-        );
+        let long = path(&format!("/{}", "\u{e4}".repeat(1000))).len();
+        assert_eq!(long, PATH_MAX - 1);
         // The limit falls within the secret.
         let before = format!("/{}", "a".repeat(PATH_MAX - 6));
-        assert_eq!(
-            *masked_path(&format!("{before}0123456789"), &masker),
-            format!("{before}gw_ad")
-        );
+        for (text, expected) in [
+            ("/a/gw_sk_b.c/d/0123456789", "/a/gw_sk_b.***/d/gw_admin.***"),
+            (&format!("{before}0123456789"), &format!("{before}gw_ad")),
+        ] {
+            assert_eq!(&*masked_path(text, &masker), expected);
+        }
     }
 }

@@ -168,22 +168,10 @@ fn is_sampled(random: u64, ratio: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderName, HeaderValue};
-
     use super::*;
+    use crate::testing::fields;
 
     const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
-    fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
-        let mut headers = Fields::new();
-        for (name, value) in fields {
-            headers.append(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            );
-        }
-        headers
-    }
 
     fn tracer(ratio: f64) -> (Tracer<u32>, crossbeam_channel::Receiver<Vec<u32>>) {
         let (queue, batches) = SpanQueue::bounded(1);
@@ -192,7 +180,7 @@ mod tests {
 
     #[test]
     fn recorded_trace_is_continued() {
-        let mut headers = headers(&[
+        let mut headers = fields(&[
             ("a", "1"),
             ("traceparent", CALLER),
             ("tracestate", "v=1"),
@@ -201,35 +189,25 @@ mod tests {
         let (tracer, _batches) = tracer(0.0);
         let [first, second] = [tracer.begin(&headers), tracer.begin(&headers)];
         assert!(first.is_recorded() && first.context.span_id != second.context.span_id);
-        assert_eq!(
-            first.parent,
-            TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id)
-        );
+        let caller = TraceContext::parse(CALLER.as_bytes()).unwrap();
+        assert_eq!(first.parent, Some(caller.span_id));
         first.write_to(&mut headers);
         let names: Vec<_> = headers.names().map(|name| name.as_str()).collect();
         assert_eq!(names, ["a", "traceparent", "tracestate", "b"]);
-        assert_eq!(
-            (TraceContext::of(&headers), &headers["tracestate"]),
-            (Some(first.context), &HeaderValue::from_static("v=1"))
-        );
-        assert!(
-            headers["traceparent"]
-                .to_str()
-                .unwrap()
-                .starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-")
-        );
+        assert_eq!(TraceContext::of(&headers), Some(first.context));
+        assert_eq!(headers["tracestate"], "v=1");
+        let traceparent = headers["traceparent"].to_str().unwrap();
+        assert!(traceparent.starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-"));
     }
 
     #[test]
     fn spans_within_a_span_continue_its_trace() {
         let (tracer, _batches) = tracer(1.0);
-        let outer = tracer.begin(&headers(&[("traceparent", CALLER)]));
+        let outer = tracer.begin(&fields(&[("traceparent", CALLER)]));
         let inner = [tracer.within(&outer), tracer.within(&outer)];
         for inner in inner {
-            assert_eq!(
-                (inner.context.trace_id, inner.parent),
-                (outer.context.trace_id, Some(outer.context.span_id))
-            );
+            assert_eq!(inner.context.trace_id, outer.context.trace_id);
+            assert_eq!(inner.parent, Some(outer.context.span_id));
             assert!(inner.is_recorded() && outer.has_remote_parent() && !inner.has_remote_parent());
         }
         assert!(inner[0].context.span_id != inner[1].context.span_id);
@@ -238,7 +216,7 @@ mod tests {
     #[test]
     fn trace_that_is_not_recorded_is_forwarded_unchanged() {
         const VALUE: &str = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-new";
-        let before = headers(&[("traceparent", VALUE), ("tracestate", "v=1")]);
+        let before = fields(&[("traceparent", VALUE), ("tracestate", "v=1")]);
         let (tracer, _batches) = tracer(1.0);
         let context = tracer.begin(&before);
         let mut after = before.clone();
@@ -253,9 +231,8 @@ mod tests {
         let (none, _batches) = tracer(0.0);
         let (some, _batches) = tracer(0.25);
         let recorded = |tracer: &Tracer<u32>| {
-            (0..10_000)
-                .filter(|_| tracer.begin(&nothing).is_recorded())
-                .count()
+            let traces = (0..10_000).map(|_| tracer.begin(&nothing));
+            traces.filter(|trace| trace.is_recorded()).count()
         };
         assert_eq!((recorded(&all), recorded(&none)), (10_000, 0));
         // Ten standard deviations.
@@ -265,7 +242,7 @@ mod tests {
 
     #[test]
     fn invalid_trace_fields_are_replaced() {
-        for fields in [
+        for list in [
             &[
                 ("traceparent", CALLER),
                 ("traceparent", CALLER),
@@ -274,14 +251,12 @@ mod tests {
             &[("traceparent", "00-nonsense"), ("tracestate", "v=1")],
             &[("tracestate", "v=1")],
         ] {
-            let mut headers = headers(fields);
+            let mut headers = fields(list);
             let (tracer, _batches) = tracer(0.0);
             let context = tracer.begin(&headers);
             context.write_to(&mut headers);
-            assert_eq!(
-                (headers.len(), TraceContext::of(&headers)),
-                (1, Some(context.context))
-            );
+            assert_eq!(headers.len(), 1);
+            assert_eq!(TraceContext::of(&headers), Some(context.context));
             assert_eq!((context.parent, context.is_recorded()), (None, false));
         }
     }
@@ -297,18 +272,13 @@ mod tests {
         // The queue has room for one batch.
         tracer.end(1000);
         tracer.flush();
-        assert_eq!(
-            batches.recv().unwrap(),
-            (0..BATCH as u32).collect::<Vec<_>>()
-        );
+        assert!(batches.recv().unwrap().into_iter().eq(0..BATCH as u32));
         tracer.flush();
         assert!(batches.is_empty());
         assert_eq!(tracer.queue.counts().dropped(), 1);
         tracer.end(1);
         tracer.flush();
-        assert_eq!(
-            (batches.recv().unwrap(), tracer.queue.counts().dropped()),
-            (vec![1], 1)
-        );
+        assert_eq!(batches.recv().unwrap(), [1]);
+        assert_eq!(tracer.queue.counts().dropped(), 1);
     }
 }

@@ -1,13 +1,7 @@
-use http::HeaderName;
-
+use super::super::tests::LIMITS;
 use super::*;
 use crate::http::write::{ConnectionField, write_request, write_response};
-
-const LIMITS: HeadLimits = HeadLimits {
-    head: 1024,
-    fields: 10,
-    target: 100,
-};
+use crate::testing::fields;
 
 fn request(text: &str) -> Result<RequestHead, InvalidHead> {
     parse_request(&Bytes::copy_from_slice(text.as_bytes()), LIMITS)
@@ -49,60 +43,49 @@ fn values_keep_every_allowed_byte() {
 
 #[test]
 fn all_target_forms_are_parsed() {
-    let absolute =
-        request("GET http://other.example:81/p?q HTTP/1.1\r\nHost: ignored\r\n\r\n").unwrap();
-    assert_eq!(
-        (absolute.authority.as_str(), absolute.target.as_str()),
-        ("other.example:81", "/p?q")
-    );
-    let bare = request("GET https://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-    assert_eq!(bare.target.as_str(), "/");
-    assert_eq!(
-        request("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n")
-            .unwrap()
-            .target
-            .as_str(),
-        "*"
-    );
-    assert_eq!(
-        request("OPTIONS http://h HTTP/1.1\r\nHost: h\r\n\r\n")
-            .unwrap()
-            .target
-            .as_str(),
-        "*"
-    );
-    let query = request("GET http://h?q=1 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-    assert_eq!(query.target.as_str(), "/?q=1");
-    for bad in [
-        "GET * ",
-        "CONNECT h:1 ",
-        "GET foo ",
-        "GET ftp://h/ ",
-        "GET /a#b ",
-        "GET http:///x ",
+    let with = |line: &str| request(&format!("{line} HTTP/1.1\r\nHost: h\r\n\r\n"));
+    for (line, authority, target) in [
+        (
+            "GET http://other.example:81/p?q",
+            "other.example:81",
+            "/p?q",
+        ),
+        ("GET https://h", "h", "/"),
+        ("OPTIONS *", "h", "*"),
+        ("OPTIONS http://h", "h", "*"),
+        ("GET http://h?q=1", "h", "/?q=1"),
     ] {
-        assert!(
-            request(&format!("{bad}HTTP/1.1\r\nHost: h\r\n\r\n")).is_err(),
-            "{bad}"
-        );
+        let head = with(line).unwrap();
+        assert_eq!(head.authority.as_str(), authority, "{line}");
+        assert_eq!(head.target.as_str(), target, "{line}");
+    }
+    for bad in [
+        "GET *",
+        "CONNECT h:1",
+        "GET foo",
+        "GET ftp://h/",
+        "GET /a#b",
+        "GET http:///x",
+    ] {
+        assert!(with(bad).is_err(), "{bad}");
     }
 }
 
 #[test]
 fn an_upgrade_names_one_protocol_other_than_http() {
     let upgrade = |fields: &str| {
-        request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"))
-            .unwrap()
-            .upgrade
+        let head = request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+        head.unwrap().upgrade
     };
-    let offered = upgrade("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n");
-    assert_eq!(offered.unwrap().as_str(), "websocket");
-    assert_eq!(
-        upgrade("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n")
-            .unwrap()
-            .as_str(),
-        "SPDY/3.1"
-    );
+    for (connection, protocol) in [
+        ("keep-alive, Upgrade", "websocket"),
+        ("upgrade", "SPDY/3.1"),
+    ] {
+        let offered = upgrade(&format!(
+            "Connection: {connection}\r\nUpgrade: {protocol}\r\n"
+        ));
+        assert_eq!(offered.unwrap().as_str(), protocol);
+    }
     for length in [0, 1, 65_536] {
         let content = format!("Content-Length: {length}\r\n");
         assert!(upgrade(&format!("Connection: upgrade\r\nUpgrade: a\r\n{content}")).is_some());
@@ -125,42 +108,45 @@ fn an_upgrade_names_one_protocol_other_than_http() {
 
 #[test]
 fn framing_and_persistence_follow_the_fields() {
-    let framing =
-        |fields: &str| request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap();
-    assert_eq!(framing("Content-Length: 5\r\n").framing, Framing::Length(5));
-    assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::Length(0));
-    assert_eq!(
-        framing("Content-Length: 005\r\n").framing,
-        Framing::Length(5)
-    );
-    assert_eq!(
-        framing("Content_Length: 5\r\nTransfer_Encoding: chunked\r\n").framing,
-        Framing::None
-    );
-    assert_eq!(
-        framing("Transfer-Encoding: Chunked\r\n").framing,
-        Framing::Chunked
-    );
-    assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
+    let post = |fields: &str| {
+        let head = request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+        head.unwrap()
+    };
+    for (fields, framing) in [
+        ("Content-Length: 5\r\n", Framing::Length(5)),
+        ("Content-Length: 0\r\n", Framing::Length(0)),
+        ("Content-Length: 005\r\n", Framing::Length(5)),
+        (
+            "Content_Length: 5\r\nTransfer_Encoding: chunked\r\n",
+            Framing::None,
+        ),
+        ("Transfer-Encoding: Chunked\r\n", Framing::Chunked),
+    ] {
+        assert_eq!(post(fields).framing, framing, "{fields:?}");
+    }
+    assert!(post("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
     // Empty elements of a list are ignored (RFC 9110 §5.6.1.2).
     for closing in ["x, Close", ",, Close ,,", "x\r\nConnection: close"] {
-        assert!(!framing(&format!("Connection: {closing}\r\n")).keep_alive);
+        assert!(!post(&format!("Connection: {closing}\r\n")).keep_alive);
     }
-    assert!(
-        !request("GET / HTTP/1.0\r\nHost: h\r\n\r\n")
-            .unwrap()
-            .keep_alive
-    );
-    let persists = |line: &str, fields: &str| {
-        let text = format!("{line} HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n{fields}\r\n");
-        request(&text).unwrap().keep_alive
-    };
-    assert!(
-        persists("GET /", "")
-            && persists("HEAD /", "")
-            && persists("POST /", "Content-Length: 0\r\n")
-    );
-    assert!(!persists("POST /", "") && !persists("PUT /", "") && !persists("X /", ""));
+    let keep_alive = "Connection: keep-alive\r\n";
+    let keep_alive_and_length = "Connection: keep-alive\r\nContent-Length: 0\r\n";
+    for (line, fields, persists) in [
+        ("GET /", "", false),
+        ("GET /", keep_alive, true),
+        ("HEAD /", keep_alive, true),
+        ("POST /", keep_alive_and_length, true),
+        ("POST /", keep_alive, false),
+        ("PUT /", keep_alive, false),
+        ("X /", keep_alive, false),
+    ] {
+        let head = request(&format!("{line} HTTP/1.0\r\nHost: h\r\n{fields}\r\n"));
+        assert_eq!(head.unwrap().keep_alive, persists, "{line} {fields:?}");
+    }
+}
+
+fn is_syntax_error<T>(parsed: &Result<T, InvalidHead>) -> bool {
+    matches!(parsed, Err(InvalidHead::Syntax(_)))
 }
 
 #[test]
@@ -192,10 +178,7 @@ fn ambiguous_requests_are_refused() {
         "Host: other\r\n",
     ] {
         let result = request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
-        assert!(
-            matches!(result, Err(InvalidHead::Syntax(_))),
-            "{fields:?}: {result:?}"
-        );
+        assert!(is_syntax_error(&result), "{fields:?}: {result:?}");
     }
     for text in [
         "GET / HTTP/1.1\r\n\r\n",
@@ -212,10 +195,7 @@ fn ambiguous_requests_are_refused() {
         "G(T / HTTP/1.1\r\nHost: h\r\n\r\n",
         "POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
     ] {
-        assert!(
-            matches!(request(text), Err(InvalidHead::Syntax(_))),
-            "{text:?}"
-        );
+        assert!(is_syntax_error(&request(text)), "{text:?}");
     }
 }
 
@@ -234,52 +214,32 @@ fn ambiguous_responses_are_refused() {
         "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n",
     ] {
         let refused = response(text, &Method::GET);
-        assert!(
-            matches!(refused, Err(InvalidHead::Syntax(_))),
-            "{text:?}: {refused:?}"
-        );
+        assert!(is_syntax_error(&refused), "{text:?}: {refused:?}");
     }
 }
 
 #[test]
 fn http_1_0_requests_have_no_upgrade_and_no_expectation() {
     for (version, is_known) in [("1.0", false), ("1.1", true)] {
-        let upgrade = format!(
-            "GET / HTTP/{version}\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
-        );
-        assert_eq!(
-            request(&upgrade).unwrap().upgrade.is_some(),
-            is_known,
-            "{version}"
-        );
-        let expectation = format!(
-            "POST / HTTP/{version}\r\nHost: h\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
-        );
-        assert_eq!(
-            request(&expectation).unwrap().expects_continue,
-            is_known,
-            "{version}"
-        );
+        let upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\n";
+        let head = request(&format!("GET / HTTP/{version}\r\nHost: h\r\n{upgrade}\r\n"));
+        assert_eq!(head.unwrap().upgrade.is_some(), is_known, "{version}");
+        let expect = "Content-Length: 1\r\nExpect: 100-continue\r\n";
+        let head = request(&format!("POST / HTTP/{version}\r\nHost: h\r\n{expect}\r\n"));
+        assert_eq!(head.unwrap().expects_continue, is_known, "{version}");
     }
 }
 
 #[test]
 fn errors_name_the_exceeded_limit() {
     let long_target = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(100));
-    assert_eq!(
-        request(&long_target).unwrap_err(),
-        InvalidHead::TargetTooLong(100)
-    );
-    let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "a: b\r\n".repeat(10));
-    assert_eq!(request(&many).unwrap_err(), InvalidHead::TooManyFields(10));
-    let very_many = format!(
-        "GET / HTTP/1.1\r\nHost: h\r\n{}\r\n",
-        "a: b\r\n".repeat(FIELDS_MAX)
-    );
-    assert_eq!(
-        request(&very_many).unwrap_err(),
-        InvalidHead::TooManyFields(10)
-    );
+    let error = request(&long_target).unwrap_err();
+    assert_eq!(error, InvalidHead::TargetTooLong(100));
+    for fields in [10, FIELDS_MAX] {
+        let fields = "a: b\r\n".repeat(fields);
+        let error = request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap_err();
+        assert_eq!(error, InvalidHead::TooManyFields(10));
+    }
 }
 
 #[test]
@@ -301,57 +261,44 @@ fn responses_have_as_many_fields_as_their_limit_allows() {
 
 #[test]
 fn response_framing_follows_method_and_status() {
-    let head = |fields: &str, method| {
-        response(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), method).unwrap()
-    };
-    assert_eq!(
-        head("Content-Length: 7\r\n", &Method::GET).framing,
-        Framing::Length(7)
-    );
-    assert_eq!(
-        head("Content-Length: 0\r\n", &Method::GET).framing,
-        Framing::Length(0)
-    );
-    assert_eq!(
-        head("Content-Length: 7\r\n", &Method::HEAD).framing,
-        Framing::Described(7)
-    );
-    assert_eq!(head("", &Method::HEAD).framing, Framing::None);
-    assert_eq!(
-        head("Transfer-Encoding: chunked\r\n", &Method::HEAD).framing,
-        Framing::None
-    );
-    assert_eq!(
-        head("Transfer-Encoding: chunked\r\n", &Method::GET).framing,
-        Framing::Chunked
-    );
-    let until_close = head("", &Method::GET);
-    assert_eq!(
-        (until_close.framing, until_close.keep_alive),
-        (Framing::UntilClose, false)
-    );
-    let not_modified = response("HTTP/1.1 304 x\r\n\r\n", &Method::GET).unwrap();
-    assert_eq!(
-        (not_modified.framing, not_modified.keep_alive),
-        (Framing::None, true)
-    );
-    let not_modified =
-        response("HTTP/1.1 304 x\r\nContent-Length: 5\r\n\r\n", &Method::GET).unwrap();
-    assert_eq!(not_modified.framing, Framing::Described(5));
-    let no_content =
-        response("HTTP/1.1 204 x\r\nContent-Length: 5\r\n\r\n", &Method::HEAD).unwrap();
-    assert_eq!(no_content.framing, Framing::None);
-    assert_eq!(
-        response("HTTP/1.1 100 \r\n\r\n", &Method::GET)
-            .unwrap()
-            .framing,
-        Framing::None
-    );
-    assert!(
-        !response("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n", &Method::GET)
-            .unwrap()
-            .keep_alive
-    );
+    const LENGTH: &str = "Content-Length: 7\r\n";
+    const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
+    for (line, fields, method, framing, keep_alive) in [
+        ("1.1 200 OK", LENGTH, Method::GET, Framing::Length(7), true),
+        (
+            "1.1 200 OK",
+            "Content-Length: 0\r\n",
+            Method::GET,
+            Framing::Length(0),
+            true,
+        ),
+        (
+            "1.1 200 OK",
+            LENGTH,
+            Method::HEAD,
+            Framing::Described(7),
+            true,
+        ),
+        ("1.1 200 OK", "", Method::HEAD, Framing::None, true),
+        ("1.1 200 OK", CHUNKED, Method::HEAD, Framing::None, true),
+        ("1.1 200 OK", CHUNKED, Method::GET, Framing::Chunked, true),
+        ("1.1 200 OK", "", Method::GET, Framing::UntilClose, false),
+        ("1.1 304 x", "", Method::GET, Framing::None, true),
+        (
+            "1.1 304 x",
+            LENGTH,
+            Method::GET,
+            Framing::Described(7),
+            true,
+        ),
+        ("1.1 204 x", LENGTH, Method::HEAD, Framing::None, true),
+        ("1.1 100 ", "", Method::GET, Framing::None, true),
+        ("1.0 200 OK", LENGTH, Method::GET, Framing::Length(7), false),
+    ] {
+        let head = response(&format!("HTTP/{line}\r\n{fields}\r\n"), &method).unwrap();
+        assert_eq!(head.framing, framing, "{line} {fields:?} {method}");
+        assert_eq!(head.keep_alive, keep_alive, "{line} {fields:?} {method}");
+    }
     for bad in [
         "HTTP/1.1 20 OK\r\n\r\n",
         "HTTP/2.0 200 OK\r\n\r\n",
@@ -382,49 +329,44 @@ fn later_minor_versions_are_parsed_as_http_1_1() {
     for version in ["1.2", "1.9"] {
         let text = format!("POST /a?b HTTP/{version}\r\nHost: h\r\nContent-Length: 3\r\n\r\n");
         let head = request(&text).unwrap();
-        assert_eq!(
-            (head.version, head.target.as_str()),
-            (HttpVersion::Http11, "/a?b")
-        );
+        assert_eq!(head.version, HttpVersion::Http11);
+        assert_eq!(head.target.as_str(), "/a?b");
         assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), true));
         let text = format!("HTTP/{version} 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
         let head = response(&text, &Method::GET).unwrap();
-        assert_eq!(
-            (head.version, head.framing, head.keep_alive),
-            (HttpVersion::Http11, Framing::Chunked, true)
-        );
+        assert_eq!(head.version, HttpVersion::Http11);
+        assert_eq!((head.framing, head.keep_alive), (Framing::Chunked, true));
     }
 }
 
 #[test]
 fn written_heads_parse_back() {
-    let mut headers = Fields::new();
-    headers.append(HeaderName::from_static("x"), HeaderValue::from_static("1"));
-    headers.append(HeaderName::from_static("x"), HeaderValue::from_static("2"));
+    let headers = fields(&[("x", "1"), ("x", "2")]);
     let mut out = Vec::new();
     let target = PathAndQuery::from_static("/a?b");
+    let persists = ConnectionField::Persists;
+    let chunked = Framing::Chunked;
     write_request(
         &mut out,
         &Method::PUT,
         &target,
         b"h",
         &headers,
-        Framing::Chunked,
-        ConnectionField::Persists,
+        chunked,
+        persists,
     );
     let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
-    assert_eq!(
-        (head.framing, head.headers.get_all("x").count()),
-        (Framing::Chunked, 2)
-    );
+    assert_eq!(head.framing, chunked);
+    assert_eq!(head.headers.get_all("x").count(), 2);
     let mut out = Vec::new();
+    let framing = Framing::Length(3);
     write_response(
         &mut out,
         StatusCode::OK,
         &headers,
-        Framing::Length(3),
+        framing,
         ConnectionField::Close,
     );
     let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();
-    assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), false));
+    assert_eq!((head.framing, head.keep_alive), (framing, false));
 }

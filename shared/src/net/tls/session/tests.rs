@@ -45,24 +45,15 @@ fn records_cut_at_every_place_arrive_whole() {
     on_each_side_and_version(|side, version| {
         let mut pair = connected(side, version);
         let plaintext = pattern(90);
-        let length = plaintext
-            .chunks(30)
-            .map(|part| pair.peer_writes(part).len())
-            .sum::<usize>();
+        let length = pair.peer_writes_in(&plaintext, 30).len();
         let mut pair = connected(side, version);
         for cut in 0..=length {
-            let ciphertext = plaintext
-                .chunks(30)
-                .flat_map(|part| pair.peer_writes(part))
-                .collect::<Vec<_>>();
+            let ciphertext = pair.peer_writes_in(&plaintext, 30);
             assert_eq!(ciphertext.len(), length);
             let (first, second) = ciphertext.split_at(cut);
             let mut received = pair.receive(first).unwrap();
-            assert_eq!(
-                received.len(),
-                cut / (length / 3) * 30,
-                "the complete records before the cut at {cut}"
-            );
+            let complete = cut / (length / 3) * 30;
+            assert_eq!(received.len(), complete, "cut at {cut}");
             // No more is kept than the incomplete record.
             assert!(pair.session.incomplete.capacity() < length / 3);
             received.extend(pair.receive(second).unwrap());
@@ -70,11 +61,9 @@ fn records_cut_at_every_place_arrive_whole() {
             pair.assert_no_memory();
         }
         let ciphertext = pair.peer_writes(&plaintext);
-        let received = ciphertext
-            .iter()
-            .flat_map(|byte| pair.receive(&[*byte]).unwrap())
-            .collect::<Vec<_>>();
-        assert_eq!(received, plaintext);
+        let bytes = ciphertext.chunks(1);
+        let received = bytes.flat_map(|byte| pair.receive(byte).unwrap());
+        assert!(received.eq(plaintext));
         pair.assert_alive();
     });
 }
@@ -84,32 +73,28 @@ fn one_input_has_many_records_behind_the_rest_of_one() {
     on_each_side_and_version(|side, version| {
         let mut pair = connected(side, version);
         let plaintext = pattern(100_000);
-        let ciphertext = plaintext
-            .chunks(97)
-            .flat_map(|part| pair.peer_writes(part))
-            .collect::<Vec<_>>();
+        let ciphertext = pair.peer_writes_in(&plaintext, 97);
         assert_eq!(records(&ciphertext).len(), plaintext.len().div_ceil(97));
         let mut received = pair.receive(&ciphertext[..20]).unwrap();
-        let mut chunks = Vec::new();
-        let mut input = ciphertext[20..ciphertext.len() - 20].to_vec();
-        pair.session
-            .receive(&mut input, &mut |chunk| chunks.push(chunk.to_vec()))
-            .unwrap();
-        received.extend(chunks.concat());
+        let input = &ciphertext[20..ciphertext.len() - 20];
+        received.extend(pair.receive(input).unwrap());
         // Only the incomplete record was copied.
         assert!(pair.session.incomplete.capacity() < 200);
         received.extend(pair.receive(&ciphertext[ciphertext.len() - 20..]).unwrap());
         assert!(received == plaintext);
         pair.assert_alive();
+    });
+}
 
-        // Full records, received as a socket delivers them.
+#[test]
+fn full_records_are_received_as_a_socket_delivers_them() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
         let plaintext = pattern(1_000_000);
         let ciphertext = pair.peer_writes(&plaintext);
-        let received = ciphertext
-            .chunks(65_536)
-            .flat_map(|input| pair.receive(input).unwrap())
-            .collect::<Vec<_>>();
-        assert!(received == plaintext);
+        let inputs = ciphertext.chunks(65_536);
+        let received = inputs.flat_map(|input| pair.receive(input).unwrap());
+        assert!(received.eq(plaintext));
         pair.assert_no_memory();
     });
 }
@@ -121,34 +106,22 @@ fn the_pieces_of_a_write_share_records() {
         let head = pattern(150);
         let body = pattern(100);
         assert_eq!(pair.write(&[&head, b"", &body]).unwrap(), 250);
-        let sent = pair.sent();
-        assert_eq!(records(&sent).len(), 1);
-        assert_eq!(
-            pair.peer_receives(&sent).unwrap(),
-            [&head[..], &body].concat()
-        );
+        let lengths = pair.assert_sends(&[&head[..], &body].concat());
+        assert_eq!(lengths.len(), 1);
 
         // Three full records and a smaller one, as rustls divides one piece.
         let body = pattern(3 * FRAGMENT_MAX);
-        assert_eq!(
-            pair.write(&[&head[..100], &head[100..], &body]).unwrap(),
-            150 + body.len()
-        );
-        let sent = pair.sent();
-        let lengths = records(&sent);
+        let written = pair.write(&[&head[..100], &head[100..], &body]).unwrap();
+        assert_eq!(written, 150 + body.len());
+        let lengths = pair.assert_sends(&[&head[..], &body].concat());
         assert_eq!(lengths.len(), 4);
-        assert!(
-            lengths[..3].iter().all(|length| *length > FRAGMENT_MAX),
-            "{lengths:?}"
-        );
-        assert!(pair.peer_receives(&sent).unwrap() == [&head[..], &body].concat());
+        let is_full = |length: &usize| *length > FRAGMENT_MAX;
+        assert!(lengths[..3].iter().all(is_full), "{lengths:?}");
 
         // Pieces that end with a record.
         let piece = pattern(FRAGMENT_MAX);
         assert_eq!(pair.write(&[&piece, &piece]).unwrap(), 2 * FRAGMENT_MAX);
-        let sent = pair.sent();
-        assert_eq!(records(&sent).len(), 2);
-        assert!(pair.peer_receives(&sent).unwrap() == [&piece[..], &piece].concat());
+        assert_eq!(pair.assert_sends(&piece.repeat(2)).len(), 2);
         pair.assert_no_memory();
     });
 }
@@ -180,16 +153,18 @@ fn a_writer_gets_no_room_beyond_the_bound() {
         assert_eq!(written, plaintext.len());
         assert!(pair.peer_receives(&sent).unwrap() == plaintext);
         pair.assert_no_memory();
+    });
+}
 
-        // A socket that accepts nothing.
+#[test]
+fn bytes_that_a_socket_does_not_accept_are_sent_later() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
         pair.write(&[b"later"]).unwrap();
-        let refused = pair
-            .session
-            .send_with(|_| Err(io::ErrorKind::WouldBlock.into()))
-            .unwrap_err();
+        let refuse = |_: &[IoSlice<'_>]| Err(io::ErrorKind::WouldBlock.into());
+        let refused = pair.session.send_with(refuse).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
-        let sent = pair.sent();
-        assert_eq!(pair.peer_receives(&sent).unwrap(), b"later");
+        pair.assert_sends(b"later");
         pair.assert_no_memory();
     });
 }
@@ -202,8 +177,7 @@ fn small_writes_share_memory() {
             assert_eq!(pair.write(&[b"frame"]).unwrap(), 5);
         }
         assert!(pair.session.outgoing.capacity() < 4200);
-        let sent = pair.sent();
-        assert_eq!(pair.peer_receives(&sent).unwrap(), b"frame".repeat(50));
+        pair.assert_sends(&b"frame".repeat(50));
     });
 }
 
@@ -229,9 +203,7 @@ fn keys_are_updated_when_the_peer_asks_for_it() {
             assert!(pair.receive(&update).unwrap().is_empty());
             // The session's own update leaves with its next bytes.
             pair.write(&[&pattern(FRAGMENT_MAX)]).unwrap();
-            let sent = pair.sent();
-            assert_eq!(records(&sent).len(), 2);
-            assert!(pair.peer_receives(&sent).unwrap() == pattern(FRAGMENT_MAX));
+            assert_eq!(pair.assert_sends(&pattern(FRAGMENT_MAX)).len(), 2);
             pair.assert_alive();
         }
     }
@@ -247,19 +219,13 @@ fn writes_continue_while_a_session_ticket_is_incomplete() {
     let finished = pair.sent();
     pair.peer_receives(&finished).unwrap();
     let tickets = pair.peer_sent();
-    assert!(
-        records(&tickets).len() > 4,
-        "each ticket has several records"
-    );
+    // Each ticket has several records.
+    assert!(records(&tickets).len() > 4);
     for byte in &tickets {
         pair.receive(&[*byte]).unwrap();
         pair.write(&[b"x"]).unwrap();
     }
-    let sent = pair.sent();
-    assert_eq!(
-        pair.peer_receives(&sent).unwrap(),
-        b"x".repeat(tickets.len())
-    );
+    pair.assert_sends(&b"x".repeat(tickets.len()));
     pair.assert_alive();
 }
 
@@ -276,12 +242,9 @@ fn a_bad_record_ends_the_session_with_an_alert() {
         let later = pair.peer_writes(b"later");
         let cut = genuine + 7;
         let (first, second) = ciphertext.split_at_mut(cut);
-        pair.session
-            .receive(first, &mut |chunk| plaintext.extend_from_slice(chunk))
-            .unwrap();
-        let received = pair
-            .session
-            .receive(second, &mut |chunk| plaintext.extend_from_slice(chunk));
+        let mut take = |chunk: &[u8]| plaintext.extend_from_slice(chunk);
+        pair.session.receive(first, &mut take).unwrap();
+        let received = pair.session.receive(second, &mut take);
         assert_eq!(received, Err(Error::DecryptError));
         assert_eq!(plaintext, b"genuine");
 
@@ -290,10 +253,8 @@ fn a_bad_record_ends_the_session_with_an_alert() {
         assert_eq!(error, Error::AlertReceived(AlertDescription::BadRecordMac));
         // The session stays failed, and sends nothing more.
         assert_eq!(pair.receive(&later), Err(Error::DecryptError));
-        assert_eq!(
-            pair.write(&[b"more"]).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
+        let refused = pair.write(&[b"more"]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
         pair.session.close();
         assert!(!pair.session.has_unsent() && !pair.session.is_closed_by_peer());
         pair.assert_no_memory();
@@ -306,15 +267,10 @@ fn a_bad_header_ends_the_session_before_its_record() {
         for header in [b"HTTP/", &[23, 3, 3, 0xff, 0xff]] {
             for size in [1, 5] {
                 let mut pair = connected(side, version);
-                let result = header
-                    .chunks(size)
-                    .map(|input| pair.receive(input))
-                    .last()
-                    .unwrap();
-                assert!(
-                    matches!(result, Err(Error::InvalidMessage(_))),
-                    "{result:?}"
-                );
+                let inputs = header.chunks(size);
+                let result = inputs.map(|input| pair.receive(input)).last().unwrap();
+                let is_invalid = matches!(result, Err(Error::InvalidMessage(_)));
+                assert!(is_invalid, "{result:?}");
                 assert!(pair.session.has_unsent(), "an alert");
             }
         }
@@ -324,19 +280,15 @@ fn a_bad_header_ends_the_session_before_its_record() {
 #[test]
 fn close_notify_ends_both_directions_once() {
     on_each_side_and_version(|side, version| {
-        for whole in [true, false] {
+        for is_whole in [true, false] {
             let mut pair = connected(side, version);
             pair.peer.send_close_notify();
             let mut ciphertext = pair.peer_sent();
             let alert = ciphertext.len();
             ciphertext.extend(pair.peer_writes(b"after the end"));
             assert!(ciphertext.len() > alert);
-            let inputs = if whole {
-                ciphertext.chunks(usize::MAX)
-            } else {
-                ciphertext.chunks(alert - 1)
-            };
-            for input in inputs {
+            let size = if is_whole { usize::MAX } else { alert - 1 };
+            for input in ciphertext.chunks(size) {
                 assert!(pair.receive(input).unwrap().is_empty());
             }
             assert!(pair.session.is_closed_by_peer());
@@ -344,19 +296,14 @@ fn close_notify_ends_both_directions_once() {
 
             // The other direction stays open.
             assert_eq!(pair.write(&[b"answer"]).unwrap(), 6);
-            let sent = pair.sent();
-            assert_eq!(pair.peer_receives(&sent).unwrap(), b"answer");
+            pair.assert_sends(b"answer");
             pair.session.close();
-            let sent = pair.sent();
-            assert_eq!(records(&sent).len(), 1);
-            pair.peer_receives(&sent).unwrap();
+            assert_eq!(pair.assert_sends(b"").len(), 1);
             assert!(pair.peer.process_new_packets().unwrap().peer_has_closed());
             pair.session.close();
             assert!(!pair.session.has_unsent());
-            assert_eq!(
-                pair.write(&[b"more"]).unwrap_err().kind(),
-                io::ErrorKind::BrokenPipe
-            );
+            let refused = pair.write(&[b"more"]).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
             pair.assert_no_memory();
         }
     });
@@ -417,16 +364,13 @@ fn a_flood_of_empty_records_ends_the_session() {
         let Pair { mut session, peer } = connected(side, &rustls::version::TLS13);
         for (count, mut record) in empty_records(peer).take(33).enumerate() {
             let received = session.receive(&mut record, &mut |chunk| assert!(chunk.is_empty()));
-            let too_many = if count < 32 {
-                Ok(())
-            } else {
-                Err(PeerMisbehaved::TooManyEmptyFragments.into())
+            let expected = match count {
+                ..32 => Ok(()),
+                _ => Err(PeerMisbehaved::TooManyEmptyFragments.into()),
             };
-            assert_eq!(received, too_many);
-            assert_eq!(
-                (session.incomplete.capacity(), session.outgoing.capacity()),
-                (0, 0)
-            );
+            assert_eq!(received, expected);
+            assert_eq!(session.incomplete.capacity(), 0);
+            assert_eq!(session.outgoing.capacity(), 0);
         }
     }
 }
@@ -451,10 +395,8 @@ fn a_flood_of_handshake_fragments_is_bounded() {
         }
         let (received, error) = failed.unwrap();
         assert!(received <= 64 * 1024, "{received} bytes were kept");
-        assert_eq!(
-            error,
-            Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)
-        );
+        let expected = InvalidMessage::HandshakePayloadTooLarge;
+        assert_eq!(error, Error::InvalidMessage(expected));
         pair.assert_no_memory();
     }
 }

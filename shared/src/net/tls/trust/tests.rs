@@ -106,17 +106,15 @@ fn a_certificate_in_the_file_is_trusted_whatever_its_names_and_usages_are() {
 #[test]
 fn the_dates_of_a_certificate_in_the_file_are_checked() {
     let nas = appliance(&[]);
-    let at = |now| refusal(&nas, &nas.key, trusting(&[&nas]), &[], now, &version::TLS13).unwrap();
-    let expired = at(NOW + 2 * 365 * 86_400);
-    assert!(
-        expired.starts_with("its certificate expired on Fri, 01 Jan 2027 00:00:00 GMT, and"),
-        "{expired}"
-    );
-    let early = at(NOW - 2 * 365 * 86_400);
-    assert!(
-        early.starts_with("its certificate is valid from Wed, 01 Jan 2025 00:00:00 GMT on, and"),
-        "{early}"
-    );
+    let expired = "expired on Fri, 01 Jan 2027 00:00:00 GMT, and";
+    let early = "is valid from Wed, 01 Jan 2025 00:00:00 GMT on, and";
+    let two_years = 2 * 365 * 86_400;
+    for (now, expected) in [(NOW + two_years, expired), (NOW - two_years, early)] {
+        let trusted = trusting(&[&nas]);
+        let refused = refusal(&nas, &nas.key, trusted, &[], now, &version::TLS13).unwrap();
+        let beginning = format!("its certificate {expected}");
+        assert!(refused.starts_with(&beginning), "{refused}");
+    }
 }
 
 #[test]
@@ -125,10 +123,8 @@ fn a_server_with_another_key_than_that_of_its_certificate_is_refused() {
     let other = KeyPair::generate().unwrap();
     for version in [&version::TLS12, &version::TLS13] {
         let refused = refusal(&nas, &other, trusting(&[&nas]), &[], NOW, version);
-        assert_eq!(
-            refused.as_deref(),
-            Some("the signature of its handshake is not by the key of its certificate")
-        );
+        let expected = "the signature of its handshake is not by the key of its certificate";
+        assert_eq!(refused.as_deref(), Some(expected));
     }
 }
 
@@ -136,14 +132,15 @@ fn a_server_with_another_key_than_that_of_its_certificate_is_refused() {
 fn an_unknown_certificate_is_refused_with_its_names() {
     let known = appliance(&[]);
     let nas = appliance(&["nas.example", "10.0.0.5"]);
-    assert_eq!(
-        refusal_of(&nas, trusting(&[&known]), &[]).as_deref(),
-        Some(
-            "its certificate, for nas.example, 10.0.0.5, is self-signed, is that of an authority \
-             (CA:TRUE) and is not trusted"
-        )
-    );
-    // Issued by a trusted authority, but that of an authority too.
+    let refused = refusal_of(&nas, trusting(&[&known]), &[]);
+    let expected = "its certificate, for nas.example, 10.0.0.5, is self-signed, is that of an \
+                    authority (CA:TRUE) and is not trusted";
+    assert_eq!(refused.as_deref(), Some(expected));
+}
+
+#[test]
+fn a_certificate_of_an_authority_is_refused_although_a_trusted_one_has_issued_it() {
+    let known = appliance(&[]);
     let issuer = Issuer::new(appliance_params(&[]), &known.key);
     let key = KeyPair::generate().unwrap();
     let mut params = appliance_params(&["a.example"]);
@@ -151,10 +148,8 @@ fn an_unknown_certificate_is_refused_with_its_names() {
     let leaf = params.signed_by(&key, &issuer).unwrap().der().clone();
     let issued = Server { leaf, key };
     let refused = refusal_of(&issued, trusting(&[&known]), &[]).unwrap();
-    assert!(
-        refused.contains("is issued by \"CN=nas\", is that of an authority (CA:TRUE)"),
-        "{refused}"
-    );
+    let expected = "is issued by \"CN=nas\", is that of an authority (CA:TRUE)";
+    assert!(refused.contains(expected), "{refused}");
     assert_eq!(refusal_of(&issued, trusting(&[&known, &issued]), &[]), None);
 }
 
@@ -168,10 +163,8 @@ fn a_certificate_may_be_for_any_of_the_names() {
     let leaf = params.signed_by(&key, &issuer).unwrap().der().clone();
     let server = Server { leaf, key };
     let refused = refusal_of(&server, trusting(&[&authority]), &[]);
-    assert_eq!(
-        refused.as_deref(),
-        Some("its certificate is for b.example, not for a.example")
-    );
+    let expected = "its certificate is for b.example, not for a.example";
+    assert_eq!(refused.as_deref(), Some(expected));
     let with = |names| refusal_of(&server, trusting(&[&authority]), names);
     assert!(with(&["c.example"]).is_some_and(|text| text.contains("not for a.example")));
     assert_eq!(with(&["c.example", "b.example"]), None);

@@ -1,6 +1,6 @@
 //! Streams that end before their end, and the use of their slots.
 
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
@@ -55,21 +55,16 @@ fn a_stream_can_be_reset_at_any_point_by_either_end_or_both() {
                     assert_eq!(pair.agent.committed(), 0, "{case}");
                 }
                 pair.run();
-                assert_eq!(
-                    (pair.gateway.open_streams(), pair.agent.open_streams()),
-                    (0, 0),
-                    "{case}"
+                assert_eq!(pair.open_streams(), (0, 0), "{case}");
+                let gateway = (
+                    &mut pair.gateway,
+                    at_gateway,
+                    &b"down"[..],
+                    down,
+                    by_gateway,
                 );
-                for (endpoint, key, own, peers, by_self) in [
-                    (
-                        &mut pair.gateway,
-                        at_gateway,
-                        b"down".as_slice(),
-                        down,
-                        by_gateway,
-                    ),
-                    (&mut pair.agent, at_agent, b"up", up, by_agent),
-                ] {
+                let agent = (&mut pair.agent, at_agent, &b"up"[..], up, by_agent);
+                for (endpoint, key, own, peers, by_self) in [gateway, agent] {
                     let parts = read(endpoint, key);
                     if by_self {
                         // Nothing of what was discarded counts as complete.
@@ -82,10 +77,8 @@ fn a_stream_can_be_reset_at_any_point_by_either_end_or_both() {
                         assert_eq!(parts.end.unwrap().is_ok(), is_complete, "{case}");
                         assert_eq!(endpoint.is_received(key), is_complete, "{case}");
                     }
-                    assert!(
-                        endpoint.poll_capacity(key, &mut context()).is_ready(),
-                        "{case}"
-                    );
+                    let capacity = endpoint.poll_capacity(key, &mut context());
+                    assert!(capacity.is_ready(), "{case}");
                     drop_both(endpoint, key);
                 }
                 pair.assert_idle();
@@ -101,55 +94,43 @@ fn the_code_of_a_reset_arrives_behind_the_data() {
     let (at_gateway, at_agent) = pair.open_with_response(false);
     let body = vec![7; 50_000];
     send(&mut pair.agent, at_agent, &body);
-    pair.agent
-        .break_off(at_agent, "GW_BACKEND_ABORTED")
-        .unwrap();
-    assert_eq!(
-        pair.agent.send_data(at_agent, Bytes::new(), true),
-        Err(Closed::Here)
-    );
+    let code = "GW_BACKEND_ABORTED";
+    pair.agent.break_off(at_agent, code).unwrap();
+    let ended = pair.agent.send_data(at_agent, Bytes::new(), true);
+    assert_eq!(ended, Err(Closed::Here));
     pair.run();
     let parts = read(&mut pair.gateway, at_gateway);
     assert!(parts.data == body);
-    assert_eq!(parts.end, Some(Err(reset("GW_BACKEND_ABORTED"))));
-    assert_eq!(
-        pair.gateway.send_data(at_gateway, Bytes::new(), true),
-        Err(reset("GW_BACKEND_ABORTED"))
-    );
-    assert!(
-        pair.gateway
-            .poll_reset(at_gateway, &mut context())
-            .is_ready()
-    );
-    drop_both(&mut pair.gateway, at_gateway);
-    drop_both(&mut pair.agent, at_agent);
-    pair.assert_idle();
+    assert_eq!(parts.end, Some(Err(reset(code))));
+    let ended = pair.gateway.send_data(at_gateway, Bytes::new(), true);
+    assert_eq!(ended, Err(reset(code)));
+    let reset = pair.gateway.poll_reset(at_gateway, &mut context());
+    assert!(reset.is_ready());
+    pair.close(at_gateway, at_agent);
 }
 
 #[test]
-fn a_reset_before_the_response_head_reaches_the_agent_and_the_gateway() {
-    let mut pair = Pair::new(2);
+fn a_reset_before_the_response_head_reaches_the_agent() {
+    let mut pair = Pair::new(1);
     let (wakes, waker) = Wakes::new();
     let (at_gateway, at_agent) = pair.open(false);
-    let cx = &mut std::task::Context::from_waker(&waker);
+    let cx = &mut Context::from_waker(&waker);
     assert!(pair.agent.poll_reset(at_agent, cx).is_pending());
     drop_both(&mut pair.gateway, at_gateway);
     pair.run();
     assert_eq!(wakes.take(), 1);
     assert!(pair.agent.is_reset(at_agent));
-    assert!(
-        pair.agent
-            .send_head(at_agent, Kind::Response, true, |_| {})
-            .is_err()
-    );
+    let sent = pair.agent.send_head(at_agent, Kind::Response, true, |_| {});
+    assert!(sent.is_err());
+}
 
+#[test]
+fn a_reset_before_the_response_head_reaches_the_gateway() {
+    let mut pair = Pair::new(1);
     let (at_gateway, at_agent) = pair.open(false);
     drop_both(&mut pair.agent, at_agent);
     pair.run();
-    assert_eq!(
-        read(&mut pair.gateway, at_gateway).end,
-        Some(Err(reset("")))
-    );
+    assert_eq!(pair.end(at_gateway), Some(Err(reset(""))));
 }
 
 #[test]
@@ -185,20 +166,15 @@ fn generations_wrap_around_and_skip_0() {
     let (at_gateway, at_agent) = pair.open(true);
     respond(&mut pair.agent, at_agent, true);
     pair.run();
-    drop_both(&mut pair.gateway, at_gateway);
-    drop_both(&mut pair.agent, at_agent);
+    pair.drop_all(at_gateway, at_agent);
     pair.gateway.slots[0].generation = u16::MAX - 1;
     for generation in [u16::MAX, 1, 2] {
         let (at_gateway, at_agent) = pair.open(true);
-        assert_eq!(
-            pair.agent.streams[at_agent.0].id,
-            StreamId::new(0, generation)
-        );
+        let id = pair.agent.streams[at_agent.0].id;
+        assert_eq!(id, StreamId::new(0, generation));
         respond(&mut pair.agent, at_agent, true);
         pair.run();
-        drop_both(&mut pair.gateway, at_gateway);
-        drop_both(&mut pair.agent, at_agent);
-        pair.assert_idle();
+        pair.close(at_gateway, at_agent);
     }
 }
 
@@ -213,15 +189,11 @@ fn a_reset_behind_a_complete_response_leaves_it_complete() {
     pair.transmit();
     assert_eq!(kinds(&pair.to_gateway), [Kind::Data, Kind::Reset]);
     pair.run();
-    let parts = read(&mut pair.gateway, at_gateway);
     assert_eq!(
-        (&parts.data[..], parts.end),
-        (&b"whole response"[..], Some(Ok(())))
+        read(&mut pair.gateway, at_gateway).whole(),
+        b"whole response"
     );
-    assert_eq!(
-        pair.gateway.poll_capacity(at_gateway, &mut context()),
-        Poll::Ready(Err(reset("")))
-    );
+    assert_eq!(pair.capacity(at_gateway), Poll::Ready(Err(reset(""))));
     drop_both(&mut pair.gateway, at_gateway);
     pair.assert_idle();
 }
@@ -236,10 +208,9 @@ fn a_complete_response_stays_readable_when_the_sending_half_is_dropped() {
     pair.gateway.drop_sender(at_gateway);
     pair.run();
     assert!(pair.agent.is_reset(at_agent));
-    let parts = read(&mut pair.gateway, at_gateway);
     assert_eq!(
-        (&parts.data[..], parts.end),
-        (&b"whole response"[..], Some(Ok(())))
+        read(&mut pair.gateway, at_gateway).whole(),
+        b"whole response"
     );
     pair.gateway.drop_receiver(at_gateway);
     drop_both(&mut pair.agent, at_agent);
@@ -253,17 +224,11 @@ fn dropping_the_sending_half_of_an_incomplete_exchange_resets_it() {
     send(&mut pair.agent, at_agent, b"part");
     pair.run();
     pair.gateway.drop_sender(at_gateway);
-    assert_eq!(
-        read(&mut pair.gateway, at_gateway).end,
-        Some(Err(Closed::Here))
-    );
+    assert_eq!(pair.end(at_gateway), Some(Err(Closed::Here)));
     // The END of the agent crosses the RESET.
     finish(&mut pair.agent, at_agent);
     pair.run();
-    assert_eq!(
-        read(&mut pair.gateway, at_gateway).end,
-        Some(Err(Closed::Here))
-    );
+    assert_eq!(pair.end(at_gateway), Some(Err(Closed::Here)));
     pair.gateway.drop_receiver(at_gateway);
     drop_both(&mut pair.agent, at_agent);
     pair.assert_idle();
@@ -308,7 +273,7 @@ fn an_agent_that_does_not_read_the_upload_resets_the_stream_after_its_response()
     pair.agent.drop_sender(at_agent);
     pair.run();
     assert!(pair.gateway.is_reset(at_gateway));
-    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+    assert_eq!(pair.end(at_gateway), Some(Ok(())));
     drop_both(&mut pair.gateway, at_gateway);
     pair.assert_idle();
 }
@@ -318,36 +283,20 @@ fn the_report_of_an_upload_ends_the_body_and_leaves_the_response() {
     let mut pair = Pair::new(1);
     let (at_gateway, at_agent) = pair.open_with_response(false);
     assert_eq!(send(&mut pair.gateway, at_gateway, &[0; 2 * LEAST]), LEAST);
-    assert!(
-        pair.gateway
-            .poll_uploaded(at_gateway, &mut context())
-            .is_pending()
-    );
+    assert!(pair.uploaded(at_gateway).is_pending());
     pair.agent.report_upload(at_agent, Some(5));
     pair.agent.report_upload(at_agent, Some(6));
     assert_eq!((pair.agent.committed(), pair.agent.unread()), (0, 0));
     pair.transmit();
     assert_eq!(kinds(&pair.to_gateway), [Kind::Uploaded]);
     pair.run();
-    assert_eq!(
-        pair.gateway.poll_uploaded(at_gateway, &mut context()),
-        Poll::Ready(Ok(Some(5)))
-    );
-    assert_eq!(
-        pair.gateway.poll_capacity(at_gateway, &mut context()),
-        Poll::Ready(Err(Closed::Here))
-    );
+    assert_eq!(pair.uploaded(at_gateway), Poll::Ready(Ok(Some(5))));
+    assert_eq!(pair.capacity(at_gateway), Poll::Ready(Err(Closed::Here)));
     send(&mut pair.agent, at_agent, b"response");
     finish(&mut pair.agent, at_agent);
     pair.run();
-    let parts = read(&mut pair.gateway, at_gateway);
-    assert_eq!(
-        (&parts.data[..], parts.end),
-        (&b"response"[..], Some(Ok(())))
-    );
-    drop_both(&mut pair.gateway, at_gateway);
-    drop_both(&mut pair.agent, at_agent);
-    pair.assert_idle();
+    assert_eq!(read(&mut pair.gateway, at_gateway).whole(), b"response");
+    pair.close(at_gateway, at_agent);
 }
 
 #[test]
@@ -357,14 +306,11 @@ fn a_body_goes_on_after_the_response_until_the_report() {
         let (at_gateway, at_agent) = pair.open_with_response(false);
         finish(&mut pair.agent, at_agent);
         pair.run();
-        assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+        assert_eq!(pair.end(at_gateway), Some(Ok(())));
         send(&mut pair.gateway, at_gateway, b"rest");
         pair.run();
         assert_eq!(read(&mut pair.agent, at_agent).data, b"rest");
-        assert_eq!(
-            (pair.gateway.open_streams(), pair.agent.open_streams()),
-            (1, 1)
-        );
+        assert_eq!(pair.open_streams(), (1, 1));
         if ends_by_reset {
             // The caller has left. The report crosses the RESET.
             pair.gateway.drop_receiver(at_gateway);
@@ -375,16 +321,10 @@ fn a_body_goes_on_after_the_response_until_the_report() {
         } else {
             finish(&mut pair.gateway, at_gateway);
             pair.run();
-            assert_eq!(
-                (pair.gateway.open_streams(), pair.agent.open_streams()),
-                (1, 1)
-            );
+            assert_eq!(pair.open_streams(), (1, 1));
             pair.agent.report_upload(at_agent, Some(4));
             pair.run();
-            assert_eq!(
-                pair.gateway.poll_uploaded(at_gateway, &mut context()),
-                Poll::Ready(Ok(Some(4)))
-            );
+            assert_eq!(pair.uploaded(at_gateway), Poll::Ready(Ok(Some(4))));
             drop_both(&mut pair.gateway, at_gateway);
         }
         drop_both(&mut pair.agent, at_agent);
@@ -402,7 +342,7 @@ fn an_agent_without_reports_has_taken_the_body_when_it_ends_or_is_reset() {
         finish(&mut pair.agent, at_agent);
         pair.run();
         let (wakes, waker) = Wakes::new();
-        let cx = &mut std::task::Context::from_waker(&waker);
+        let cx = &mut Context::from_waker(&waker);
         assert!(pair.gateway.poll_uploaded(at_gateway, cx).is_pending());
         if resets {
             drop_both(&mut pair.agent, at_agent);
@@ -411,10 +351,7 @@ fn an_agent_without_reports_has_taken_the_body_when_it_ends_or_is_reset() {
         }
         pair.run();
         assert_eq!(wakes.take(), 1);
-        assert_eq!(
-            pair.gateway.poll_uploaded(at_gateway, &mut context()),
-            Poll::Ready(Ok(None))
-        );
+        assert_eq!(pair.uploaded(at_gateway), Poll::Ready(Ok(None)));
         assert_eq!(pair.gateway.open_streams(), 0);
     }
 }
@@ -430,10 +367,7 @@ fn an_agent_that_drops_an_ended_exchange_without_a_report_resets_it_once() {
     // The end of the response is still queued.
     drop_both(&mut pair.agent, at_agent);
     pair.run();
-    assert_eq!(
-        pair.gateway.poll_uploaded(at_gateway, &mut context()),
-        Poll::Ready(Err(reset("")))
-    );
+    assert_eq!(pair.uploaded(at_gateway), Poll::Ready(Err(reset(""))));
     drop_both(&mut pair.gateway, at_gateway);
     pair.assert_idle();
 }
@@ -450,7 +384,7 @@ fn a_lost_tunnel_closes_its_streams_after_the_received_data() {
     finish(&mut pair.agent, first);
     pair.run();
     let (wakes, waker) = Wakes::new();
-    let cx = &mut std::task::Context::from_waker(&waker);
+    let cx = &mut Context::from_waker(&waker);
     assert!(pair.gateway.poll_reset(partial, cx).is_pending());
     assert!(pair.gateway.poll_message(cx).is_pending());
     send(&mut pair.gateway, partial, &[0; LEAST]);
@@ -458,32 +392,19 @@ fn a_lost_tunnel_closes_its_streams_after_the_received_data() {
     assert_eq!(wakes.take(), 2);
     assert_eq!(pair.gateway.committed(), 3 * b"data".len());
     pair.gateway.drop_sender(complete);
-    let parts = read(&mut pair.gateway, complete);
-    assert_eq!((&parts.data[..], parts.end), (&b"data"[..], Some(Ok(()))));
+    assert_eq!(read(&mut pair.gateway, complete).whole(), b"data");
     let parts = read(&mut pair.gateway, partial);
-    assert_eq!(
-        (&parts.data[..], parts.end),
-        (&b"data"[..], Some(Err(Closed::Lost)))
-    );
-    assert_eq!(
-        pair.gateway.poll_capacity(partial, &mut context()),
-        Poll::Ready(Err(Closed::Lost))
-    );
-    assert_eq!(
-        pair.gateway.open(LEAST, true, |_| {}).unwrap_err(),
-        OpenError::Lost
-    );
+    assert_eq!(parts.data, b"data");
+    assert_eq!(parts.end, Some(Err(Closed::Lost)));
+    assert_eq!(pair.capacity(partial), Poll::Ready(Err(Closed::Lost)));
+    let refused = pair.gateway.open(LEAST, true, |_| {});
+    assert_eq!(refused.unwrap_err(), OpenError::Lost);
     pair.gateway.drop_receiver(complete);
     drop_both(&mut pair.gateway, partial);
     drop_both(&mut pair.gateway, unread);
-    assert_eq!(
-        (
-            pair.gateway.streams.len(),
-            pair.gateway.committed(),
-            pair.gateway.open_streams()
-        ),
-        (0, 0, 0)
-    );
+    assert_eq!(pair.gateway.streams.len(), 0);
+    assert_eq!(pair.gateway.committed(), 0);
+    assert_eq!(pair.gateway.open_streams(), 0);
 }
 
 #[test]

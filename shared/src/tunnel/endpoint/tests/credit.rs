@@ -11,10 +11,10 @@ const MIB: usize = 1024 * 1024;
 
 /// Sum of the grants in frames.
 fn granted(bytes: &[u8]) -> usize {
-    let grants = frames(bytes)
-        .into_iter()
-        .filter(|(kind, ..)| matches!(kind, Kind::Credit | Kind::Request));
-    grants
+    let is_grant = |kind| matches!(kind, Kind::Credit | Kind::Request);
+    let frames = frames(bytes).into_iter();
+    frames
+        .filter(|(kind, ..)| is_grant(*kind))
         .map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap()) as usize)
         .sum()
 }
@@ -32,16 +32,10 @@ fn a_sender_stops_after_its_credit_and_goes_on_when_the_reader_does() {
         while send(&mut pair.agent, at_agent, &data) > 0 {
             pair.run();
         }
-        assert!(
-            pair.agent
-                .poll_capacity(at_agent, &mut Context::from_waker(&waker))
-                .is_pending()
-        );
-        assert_eq!(
-            pair.gateway.unread(),
-            pair.gateway.committed(),
-            "all of the credit is used"
-        );
+        let cx = &mut Context::from_waker(&waker);
+        assert!(pair.agent.poll_capacity(at_agent, cx).is_pending());
+        // All of the credit is used.
+        assert_eq!(pair.gateway.unread(), pair.gateway.committed());
         let unread = take(&mut pair.gateway, at_gateway).data.len();
         // Grants come with the released bytes, not with the read ones.
         pair.run();
@@ -49,10 +43,8 @@ fn a_sender_stops_after_its_credit_and_goes_on_when_the_reader_does() {
         pair.gateway.release(at_gateway, unread);
         pair.run();
         assert_eq!(wakes.take(), 1);
-        assert_eq!(
-            (pair.gateway.unread(), pair.gateway.committed()),
-            (0, window::FIRST as usize)
-        );
+        assert_eq!(pair.gateway.unread(), 0);
+        assert_eq!(pair.gateway.committed(), window::FIRST as usize);
     }
 }
 
@@ -105,10 +97,8 @@ fn grants_stay_within_the_budget_and_a_least_window_for_each_stream() {
             let at_agent = accept(&mut pair.agent).unwrap();
             respond(&mut pair.agent, at_agent, false);
             streams.push((at_gateway, at_agent));
-            let bound = budget + opened * LEAST;
-            assert!(
-                pair.gateway.committed() <= bound && pair.gateway.committed() >= opened * LEAST
-            );
+            let least = opened * LEAST;
+            assert!((least..=budget + least).contains(&pair.gateway.committed()));
         }
         // Even while every second reader goes on.
         for _ in 0..20 {
@@ -123,8 +113,7 @@ fn grants_stay_within_the_budget_and_a_least_window_for_each_stream() {
             assert!(pair.gateway.unread() <= pair.gateway.committed());
         }
         for (at_gateway, at_agent) in streams {
-            drop_both(&mut pair.gateway, at_gateway);
-            drop_both(&mut pair.agent, at_agent);
+            pair.drop_all(at_gateway, at_agent);
         }
         pair.run();
         pair.assert_idle();
@@ -210,13 +199,8 @@ fn uploads_begin_with_a_least_window_and_grow() {
         sent += send(&mut pair.gateway, at_gateway, &vec![0; MIB]);
         pair.run();
     }
-    assert_eq!(
-        (
-            pair.agent.unread(),
-            send(&mut pair.gateway, at_gateway, b"x")
-        ),
-        (4 * MIB, 0)
-    );
+    assert_eq!(pair.agent.unread(), 4 * MIB);
+    assert_eq!(send(&mut pair.gateway, at_gateway, b"x"), 0);
 }
 
 #[test]
@@ -252,11 +236,8 @@ fn nothing_is_granted_once_the_peer_has_ended_or_the_stream_is_reset_or_lost() {
         pair.transmit();
         pair.to_agent.clear();
         if how != 2 {
-            assert_eq!(
-                pair.gateway.committed(),
-                unread,
-                "only the unread bytes count"
-            );
+            // Only the unread bytes count.
+            assert_eq!(pair.gateway.committed(), unread);
         }
         pair.gateway.release(at_gateway, unread);
         pair.transmit();
@@ -276,10 +257,8 @@ fn more_is_never_released_than_was_received() {
     pair.gateway.release(at_gateway, usize::MAX);
     assert!(pair.gateway.committed() >= before - 4);
     assert_eq!(pair.gateway.unread(), 0);
-    assert!(matches!(
-        pair.agent.poll_capacity(at_agent, &mut context()),
-        Poll::Ready(Ok(_))
-    ));
+    let capacity = pair.agent.poll_capacity(at_agent, &mut context());
+    assert!(matches!(capacity, Poll::Ready(Ok(_))));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use http::{HeaderValue, Method, StatusCode};
 use super::util::*;
 use crate::http::Fields;
 use crate::http::Framing;
-use crate::tunnel::endpoint::{Endpoint, ReceivedPart};
+use crate::tunnel::endpoint::Endpoint;
 use crate::tunnel::frame::Kind;
 use crate::tunnel::head::{self, OutboundRequest};
 use crate::tunnel::timing::AgentTiming;
@@ -57,61 +57,46 @@ fn the_documented_example_is_what_both_ends_send() {
     gateway.receive(&hello).unwrap();
 
     let outbound = request_of_example();
-    let key = gateway
-        .open(512 * 1024, !outbound.has_body(), |out| {
-            outbound.write(out, None);
-        })
-        .unwrap();
+    let write = |out: &mut Vec<u8>| outbound.write(out, None);
+    let opened = gateway.open(512 * 1024, !outbound.has_body(), write);
+    let key = opened.unwrap();
     sent.clear();
     transmit_all(&mut gateway, &mut sent);
     assert_eq!(sent, request);
     agent.receive(&request).unwrap();
     let accepted = accept(&mut agent).unwrap();
     let (kind, head) = read_head(&mut agent, accepted);
-    assert_eq!(
-        (
-            kind,
-            head::parse_request(&head.into(), true).unwrap().method
-        ),
-        (Kind::Request, Method::GET)
-    );
+    assert_eq!(kind, Kind::Request);
+    let received = head::parse_request(&head.into(), true).unwrap();
+    assert_eq!(received.method, Method::GET);
 
     let timing = AgentTiming {
         agent_us: 120,
         backend_first_byte_us: Some(4000),
     };
     let headers = Fields::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/plain"))]);
-    let write = |out: &mut Vec<u8>| {
-        head::write_response(
-            out,
-            timing,
-            StatusCode::OK,
-            &headers,
-            Framing::Length(5),
-            None,
-        );
-    };
-    agent
-        .send_head(accepted, Kind::Response, false, write)
-        .unwrap();
-    agent
-        .send_data(accepted, Bytes::from_static(b"hello"), true)
-        .unwrap();
+    let framing = Framing::Length(5);
+    let mut payload = Vec::new();
+    head::write_response(
+        &mut payload,
+        timing,
+        StatusCode::OK,
+        &headers,
+        framing,
+        None,
+    );
+    send_head(&mut agent, accepted, Kind::Response, false, &payload);
+    let body = Bytes::from_static(b"hello");
+    agent.send_data(accepted, body, true).unwrap();
     sent.clear();
     transmit_all(&mut agent, &mut sent);
     assert_eq!(sent, response);
     gateway.receive(&response).unwrap();
-    let std::task::Poll::Ready(Ok(ReceivedPart::Head(Kind::Response, head))) =
-        gateway.poll_receive(key, &mut context())
-    else {
-        panic!("no response")
-    };
-    assert_eq!(
-        head::parse_response(head, &Method::GET).unwrap().timing,
-        timing
-    );
-    let parts = read(&mut gateway, key);
-    assert_eq!((&parts.data[..], parts.end), (&b"hello"[..], Some(Ok(()))));
+    let (kind, head) = read_head(&mut gateway, key);
+    assert_eq!(kind, Kind::Response);
+    let received = head::parse_response(head.into(), &Method::GET).unwrap();
+    assert_eq!(received.timing, timing);
+    assert_eq!(read(&mut gateway, key).whole(), b"hello");
     drop_both(&mut gateway, key);
     drop_both(&mut agent, accepted);
     assert_eq!((gateway.open_streams(), agent.open_streams()), (0, 0));

@@ -11,10 +11,8 @@ fn an_idle_tunnel_returns_its_memory() {
     let mut pair = Pair::new(2000);
     let streams: Vec<_> = (0..2000)
         .map(|_| {
-            let at_gateway = pair
-                .gateway
-                .open(LEAST, true, |head| head.resize(head.len() + 1000, b'x'))
-                .unwrap();
+            let write = |head: &mut Vec<u8>| head.resize(head.len() + 1000, b'x');
+            let at_gateway = pair.gateway.open(LEAST, true, write).unwrap();
             if pair.gateway.urgent.len() > 100_000 {
                 pair.run();
             }
@@ -39,11 +37,8 @@ fn an_idle_tunnel_returns_its_memory() {
     for endpoint in [&pair.gateway, &pair.agent] {
         assert!(endpoint.streams.capacity() <= 16);
         assert!(endpoint.ready.capacity() <= 64 && endpoint.opened.capacity() <= 64);
-        assert!(
-            endpoint.urgent.frames_capacity() <= 4096,
-            "{}",
-            endpoint.urgent.frames_capacity()
-        );
+        let urgent = endpoint.urgent.frames_capacity();
+        assert!(urgent <= 4096, "{urgent}");
     }
 }
 
@@ -51,9 +46,8 @@ fn an_idle_tunnel_returns_its_memory() {
 fn small_received_frames_share_buffers() {
     let (mut agent, key) = agent_with_a_stream(false);
     let stream = 0x0001_0000;
-    agent
-        .receive(&frame(Kind::Data, false, stream, b"x").repeat(LEAST))
-        .unwrap();
+    let data = frame(Kind::Data, false, stream, b"x").repeat(LEAST);
+    receive(&mut agent, data);
     assert!(agent.streams[key.0].received_items() <= 1 + LEAST / (16 * 1024));
     assert_eq!(take(&mut agent, key).data.len(), LEAST);
 }
@@ -66,14 +60,11 @@ fn small_pieces_that_wait_are_merged_into_full_frames() {
     let shared = Bytes::from(body.clone());
     // Pieces of one shared buffer, as an HTTP/2 caller sends them.
     for at in 0..LEAST {
-        pair.agent
-            .send_data(at_agent, shared.slice(at..at + 1), false)
-            .unwrap();
+        let piece = shared.slice(at..at + 1);
+        pair.agent.send_data(at_agent, piece, false).unwrap();
     }
-    assert_eq!(
-        pair.agent.streams[at_agent.0].queued_pieces(),
-        LEAST.div_ceil(16 * 1024 - HEADER)
-    );
+    let pieces = pair.agent.streams[at_agent.0].queued_pieces();
+    assert_eq!(pieces, LEAST.div_ceil(16 * 1024 - HEADER));
     pair.run();
     assert!(read(&mut pair.gateway, at_gateway).data == body);
 }
@@ -102,19 +93,14 @@ fn a_gateway_that_does_not_read_stops_the_agent_from_receiving() {
             break;
         }
         let stream = generation << 16;
-        agent
-            .receive(&frame(Kind::Request, true, stream, &[0, 1, 0, 0]))
-            .unwrap();
+        receive(
+            &mut agent,
+            frame(Kind::Request, true, stream, &[0, 1, 0, 0]),
+        );
         let key = accept(&mut agent).unwrap();
         let head = response(&[b'x'; 50_000]);
-        agent
-            .send_head(key, Kind::Response, false, |out| {
-                out.extend_from_slice(&head);
-            })
-            .unwrap();
-        agent
-            .receive(&frame(Kind::Reset, false, stream, b""))
-            .unwrap();
+        send_head(&mut agent, key, Kind::Response, false, &head);
+        receive(&mut agent, frame(Kind::Reset, false, stream, b""));
         drop_both(&mut agent, key);
         received += 1;
     }

@@ -239,9 +239,8 @@ impl Model {
                 let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
                     return;
                 };
-                half.has_ended = endpoint
-                    .send_trailers(key, Bytes::from_static(b"\r\n"))
-                    .is_ok();
+                let trailers = Bytes::from_static(b"\r\n");
+                half.has_ended = endpoint.send_trailers(key, trailers).is_ok();
             }
             Operation::BreakOff { by, stream } => {
                 let Some((endpoint, key, half, _)) = self.sender(by, stream) else {
@@ -353,11 +352,8 @@ impl Model {
             return;
         }
         let parts = read(endpoint, key);
-        assert_eq!(
-            parts.data,
-            pattern(half.received, parts.data.len()),
-            "lost, reordered or duplicated"
-        );
+        let expected = pattern(half.received, parts.data.len());
+        assert_eq!(parts.data, expected, "lost, reordered or duplicated");
         half.received += parts.data.len();
         assert!(half.received <= other.sent);
         if let Some(end) = parts.end {
@@ -374,10 +370,8 @@ impl Model {
             (&self.pair.gateway, self.budgets[0]),
             (&self.pair.agent, self.budgets[1]),
         ] {
-            let credits = endpoint
-                .streams
-                .iter()
-                .map(|(_, stream)| stream.committed());
+            let streams = endpoint.streams.iter();
+            let credits = streams.map(|(_, stream)| stream.committed());
             assert_eq!(credits.sum::<usize>(), endpoint.committed());
             assert!(endpoint.unread() <= endpoint.committed());
             // Closed streams keep their unread bytes, but no credit.
@@ -417,10 +411,8 @@ impl Model {
         self.read_all();
         self.settle();
         assert_eq!(self.accepted, self.streams.len());
-        assert_eq!(
-            self.pair.gateway.open_streams(),
-            self.pair.agent.open_streams()
-        );
+        let (at_gateway, at_agent) = self.pair.open_streams();
+        assert_eq!(at_gateway, at_agent);
         for (sent, received) in self.messages {
             assert_eq!(sent, received);
         }

@@ -33,9 +33,7 @@ fn endpoint(role: Role) -> Endpoint {
     match role {
         Role::Gateway => {
             let mut gateway = Endpoint::gateway();
-            gateway
-                .receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4]))
-                .unwrap();
+            receive(&mut gateway, frame(Kind::Hello, false, 0, &[0, 0, 0, 4]));
             for end in [true, false, true] {
                 gateway.open(LEAST, end, |_| {}).unwrap();
             }
@@ -58,12 +56,9 @@ fn feed(role: Role, bytes: &[u8], step: usize, reads: bool) {
             keys.push(key);
         }
         assert!(endpoint.unread() <= endpoint.committed());
+        let committed = endpoint.committed();
         let most = keys.len().max(3) * LEAST;
-        assert!(
-            reads || endpoint.committed() <= most,
-            "{} of {most}",
-            endpoint.committed()
-        );
+        assert!(reads || committed <= most, "{committed} of {most}");
         if reads {
             for key in &keys {
                 read(&mut endpoint, *key);
@@ -92,10 +87,8 @@ fn traffic(streams: usize, body: usize) -> (Vec<u8>, Vec<u8>) {
         pair.deliver_to_gateway();
     };
     for number in 0..streams {
-        let at_gateway = pair
-            .gateway
-            .open(LEAST, false, |head| head.extend_from_slice(b"head"))
-            .unwrap();
+        let write = |head: &mut Vec<u8>| head.extend_from_slice(b"head");
+        let at_gateway = pair.gateway.open(LEAST, false, write).unwrap();
         send(&mut pair.gateway, at_gateway, &vec![1; body]);
         turn(&mut pair);
         let at_agent = accept(&mut pair.agent).unwrap();
@@ -109,8 +102,7 @@ fn traffic(streams: usize, body: usize) -> (Vec<u8>, Vec<u8>) {
             finish(&mut pair.gateway, at_gateway);
             finish(&mut pair.agent, at_agent);
         }
-        drop_both(&mut pair.gateway, at_gateway);
-        drop_both(&mut pair.agent, at_agent);
+        pair.drop_all(at_gateway, at_agent);
         turn(&mut pair);
         turn(&mut pair);
     }

@@ -29,16 +29,13 @@ fn a_small_response_leaves_within_one_round_of_frames() {
     send(&mut pair.agent, at_agent, b"small");
     finish(&mut pair.agent, at_agent);
     transmit_turn(&mut pair.agent, &mut pair.to_gateway);
-    assert_eq!(
-        frames(&pair.to_gateway)[0].0,
-        Kind::Response,
-        "the head leaves at once"
-    );
+    // The head leaves at once.
+    assert_eq!(kinds(&pair.to_gateway)[0], Kind::Response);
     let stream = pair.gateway.streams[at_gateway.0].id.0;
-    while !frames(&pair.to_gateway)
-        .iter()
-        .any(|(kind, end, id, _)| (*kind, *end, *id) == (Kind::Data, true, stream))
-    {
+    let is_last = |(kind, end, id, _): &(Kind, bool, u32, Vec<u8>)| {
+        (*kind, *end, *id) == (Kind::Data, true, stream)
+    };
+    while !frames(&pair.to_gateway).iter().any(is_last) {
         assert!(transmit_turn(&mut pair.agent, &mut pair.to_gateway));
     }
     assert!(frames(&pair.to_gateway).len() <= 1 + 101 + TURN / DATA_MAX);
@@ -54,10 +51,8 @@ fn streams_take_turns_of_one_frame() {
         .map(|(.., stream, _)| stream & 0xffff)
         .collect();
     let rounds: Vec<&[u32]> = order.chunks(5).collect();
-    assert!(
-        rounds.len() >= LEAST / DATA_MAX && rounds.iter().all(|round| *round == rounds[0]),
-        "{order:?}"
-    );
+    assert!(rounds.len() >= LEAST / DATA_MAX, "{order:?}");
+    assert!(rounds.iter().all(|round| *round == rounds[0]), "{order:?}");
 }
 
 #[test]
@@ -75,9 +70,9 @@ fn a_stream_that_replaces_a_reset_one_takes_one_turn_at_a_time() {
     pair.agent.transmit(&mut out, 0);
     let mut slices = [std::io::IoSlice::new(&[]); 8];
     let used = out.slices(&mut slices);
-    slices[..used]
-        .iter()
-        .for_each(|slice| answer.extend_from_slice(slice));
+    for slice in &slices[..used] {
+        answer.extend_from_slice(slice);
+    }
     pair.gateway.receive(&answer).unwrap();
 
     let (at_gateway, at_agent) = open_without_a_turn(&mut pair);
@@ -109,12 +104,9 @@ fn frames_without_data_leave_before_data() {
     read(&mut pair.agent, at_agent);
     pair.agent.reset(streams[0].1, "");
     pair.agent.ping(1);
-    pair.agent
-        .send_message(Bytes::from_static(b"{}"), 100)
-        .unwrap();
-    pair.agent
-        .receive(&frame(Kind::Ping, false, 0, &[0; 8]))
-        .unwrap();
+    let message = Bytes::from_static(b"{}");
+    pair.agent.send_message(message, 100).unwrap();
+    receive(&mut pair.agent, frame(Kind::Ping, false, 0, &[0; 8]));
     respond(&mut pair.agent, at_agent, true);
     let mut pipe = Vec::new();
     transmit_turn(&mut pair.agent, &mut pipe);
@@ -129,11 +121,8 @@ fn frames_without_data_leave_before_data() {
         Kind::Response,
         Kind::Message,
     ] {
-        assert_eq!(
-            before.iter().filter(|sent| **sent == kind).count(),
-            1,
-            "{kind:?} in {order:?}"
-        );
+        let count = before.iter().filter(|sent| **sent == kind).count();
+        assert_eq!(count, 1, "{kind:?} in {order:?}");
     }
 }
 
@@ -146,18 +135,12 @@ fn data_leaves_beside_any_number_of_heads() {
         let (_, other) = open_without_a_turn(&mut pair);
         for _ in 0..3 {
             let head = [b'x'; 30_000];
-            pair.agent
-                .send_head(other, Kind::Interim, false, |out| {
-                    out.extend_from_slice(&head);
-                })
-                .unwrap();
+            send_head(&mut pair.agent, other, Kind::Interim, false, &head);
         }
         let mut pipe = Vec::new();
         transmit_turn(&mut pair.agent, &mut pipe);
-        assert_eq!(
-            kinds(&pipe),
-            [Kind::Interim, Kind::Interim, Kind::Interim, Kind::Data]
-        );
+        let interim = Kind::Interim;
+        assert_eq!(kinds(&pipe), [interim, interim, interim, Kind::Data]);
     }
 }
 
@@ -175,10 +158,10 @@ fn one_turn_ends_with_the_frame_that_fills_it() {
     endless_streams(&mut pair, 20);
     let mut pipe = Vec::new();
     transmit_turn(&mut pair.agent, &mut pipe);
+    let length = pipe.len();
     assert!(
-        (TURN..TURN + HEADER + DATA_MAX).contains(&pipe.len()),
-        "{}",
-        pipe.len()
+        (TURN..TURN + HEADER + DATA_MAX).contains(&length),
+        "{length}"
     );
 }
 
@@ -200,9 +183,8 @@ fn every_frame_to_send_wakes_the_driver() {
         ("drop", |pair, key, _| pair.gateway.drop_receiver(key)),
         ("ping", |pair, _, _| pair.gateway.ping(1)),
         ("message", |pair, _, _| {
-            pair.gateway
-                .send_message(Bytes::from_static(b"{}"), 9)
-                .unwrap();
+            let message = Bytes::from_static(b"{}");
+            pair.gateway.send_message(message, 9).unwrap();
         }),
         ("window", |pair, _, _| pair.gateway.send_window(1)),
     ];
@@ -265,10 +247,8 @@ fn every_stream_gets_the_same_share() {
             send(&mut pair.agent, *at_agent, &[0; LEAST]);
         }
     }
+    assert_eq!(sent.len(), 50);
     let least = sent.values().min().unwrap();
     let most = sent.values().max().unwrap();
-    assert!(
-        sent.len() == 50 && most - least <= 2 * DATA_MAX,
-        "{least} {most}"
-    );
+    assert!(most - least <= 2 * DATA_MAX, "{least} {most}");
 }

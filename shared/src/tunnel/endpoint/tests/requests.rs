@@ -1,5 +1,7 @@
 //! Requests and responses that both ends complete.
 
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
 
 use super::util::*;
@@ -9,27 +11,21 @@ use crate::tunnel::frame::{Kind, REQUEST_HEAD, RESPONSE_HEAD};
 #[test]
 fn the_agent_tells_how_many_streams_it_serves() {
     let mut gateway = Endpoint::gateway();
-    assert_eq!(
-        gateway.open(LEAST, true, |_| {}).unwrap_err(),
-        OpenError::StreamLimit
-    );
+    assert_eq!(refused(&mut gateway), OpenError::StreamLimit);
     let (wakes, waker) = Wakes::new();
-    assert!(
-        gateway
-            .poll_hello(&mut std::task::Context::from_waker(&waker))
-            .is_pending()
+    let cx = &mut Context::from_waker(&waker);
+    assert!(gateway.poll_hello(cx).is_pending());
+    receive(
+        &mut gateway,
+        frame(Kind::Hello, false, 0, &7u32.to_be_bytes()),
     );
-    gateway
-        .receive(&frame(Kind::Hello, false, 0, &7u32.to_be_bytes()))
-        .unwrap();
     assert_eq!(wakes.take(), 1);
-    assert_eq!(
-        (
-            gateway.streams_max(),
-            Pair::new(1 << 20).gateway.streams_max()
-        ),
-        (7, 32 * 1024)
-    );
+    assert_eq!(gateway.streams_max(), 7);
+    assert_eq!(Pair::new(1 << 20).gateway.streams_max(), 32 * 1024);
+}
+
+fn refused(gateway: &mut Endpoint) -> OpenError {
+    gateway.open(LEAST, true, |_| {}).unwrap_err()
 }
 
 #[test]
@@ -40,20 +36,13 @@ fn a_request_and_its_response_without_bodies() {
     respond(&mut pair.agent, at_agent, true);
     pair.run();
     let response = read(&mut pair.gateway, at_gateway);
-    assert_eq!(
-        response.heads,
-        [(Kind::Response, super::util::response(b"response"))]
-    );
-    assert_eq!((response.data.len(), response.end), (0, Some(Ok(()))));
+    let head = super::util::response(b"response");
+    assert_eq!(response.heads, [(Kind::Response, head)]);
+    assert_eq!(response.whole(), b"");
     assert!(pair.gateway.is_received(at_gateway) && pair.agent.is_received(at_agent));
-    drop_both(&mut pair.gateway, at_gateway);
-    drop_both(&mut pair.agent, at_agent);
-    pair.assert_idle();
+    pair.close(at_gateway, at_agent);
     pair.transmit();
-    assert!(
-        pair.to_agent.is_empty() && pair.to_gateway.is_empty(),
-        "nothing is left to say"
-    );
+    assert!(pair.to_agent.is_empty() && pair.to_gateway.is_empty());
 }
 
 #[test]
@@ -89,31 +78,25 @@ fn each_direction_ends_on_its_own() {
     for gateway_first in [true, false] {
         let mut pair = Pair::new(4);
         let (at_gateway, at_agent) = pair.open_with_response(false);
-        let mut ends = [gateway_first, !gateway_first].into_iter();
-        for by_gateway in ends.by_ref() {
-            let data: &[u8] = if by_gateway { b"up" } else { b"down" };
-            let (sender, key) = if by_gateway {
-                (&mut pair.gateway, at_gateway)
-            } else {
-                (&mut pair.agent, at_agent)
+        for by_gateway in [gateway_first, !gateway_first] {
+            let gateway = (&mut pair.gateway, at_gateway);
+            let agent = (&mut pair.agent, at_agent);
+            let ((sender, key), data) = match by_gateway {
+                true => (gateway, &b"up"[..]),
+                false => (agent, &b"down"[..]),
             };
             send(sender, key, data);
             finish(sender, key);
             pair.run();
-            let (reader, key) = if by_gateway {
-                (&mut pair.agent, at_agent)
-            } else {
-                (&mut pair.gateway, at_gateway)
+            let parts = match by_gateway {
+                true => read(&mut pair.agent, at_agent),
+                false => read(&mut pair.gateway, at_gateway),
             };
-            let parts = read(reader, key);
-            assert_eq!((&parts.data[..], parts.end), (data, Some(Ok(()))));
+            assert_eq!(parts.whole(), data);
         }
         pair.agent.report_upload(at_agent, Some(2));
         pair.run();
-        assert_eq!(
-            (pair.gateway.open_streams(), pair.agent.open_streams()),
-            (0, 0)
-        );
+        assert_eq!(pair.open_streams(), (0, 0));
     }
 }
 
@@ -132,7 +115,7 @@ fn an_upgraded_stream_carries_bytes_both_ways_after_one_direction_has_ended() {
     }
     finish(&mut pair.agent, at_agent);
     pair.run();
-    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+    assert_eq!(pair.end(at_gateway), Some(Ok(())));
 }
 
 #[test]
@@ -140,67 +123,46 @@ fn interim_responses_and_trailers_keep_their_place() {
     let mut pair = Pair::new(4);
     let (at_gateway, at_agent) = pair.open(false);
     send(&mut pair.gateway, at_gateway, b"upload");
-    pair.gateway
-        .send_trailers(at_gateway, Bytes::from_static(b"a: 1\r\n\r\n"))
-        .unwrap();
+    let trailers = Bytes::from_static(b"a: 1\r\n\r\n");
+    pair.gateway.send_trailers(at_gateway, trailers).unwrap();
     for _ in 0..2 {
-        pair.agent
-            .send_head(at_agent, Kind::Interim, false, |out| {
-                out.extend_from_slice(b"103");
-            })
-            .unwrap();
+        send_head(&mut pair.agent, at_agent, Kind::Interim, false, b"103");
     }
     respond(&mut pair.agent, at_agent, false);
     send(&mut pair.agent, at_agent, b"body");
-    pair.agent
-        .send_trailers(at_agent, Bytes::from_static(b"b: 2\r\n\r\n"))
-        .unwrap();
+    let trailers = Bytes::from_static(b"b: 2\r\n\r\n");
+    pair.agent.send_trailers(at_agent, trailers).unwrap();
     pair.run();
     let request = read(&mut pair.agent, at_agent);
-    assert_eq!(
-        (&request.data[..], &request.trailers.unwrap()[..]),
-        (&b"upload"[..], &b"a: 1\r\n\r\n"[..])
-    );
+    assert_eq!(request.trailers.as_deref(), Some(&b"a: 1\r\n\r\n"[..]));
+    assert_eq!(request.whole(), b"upload");
     let response = read(&mut pair.gateway, at_gateway);
     let kinds: Vec<Kind> = response.heads.iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [Kind::Interim, Kind::Interim, Kind::Response]);
-    assert_eq!(
-        (&response.data[..], &response.trailers.unwrap()[..]),
-        (&b"body"[..], &b"b: 2\r\n\r\n"[..])
-    );
-    assert_eq!((request.end, response.end), (Some(Ok(())), Some(Ok(()))));
-    drop_both(&mut pair.gateway, at_gateway);
-    drop_both(&mut pair.agent, at_agent);
-    pair.assert_idle();
+    assert_eq!(response.trailers.as_deref(), Some(&b"b: 2\r\n\r\n"[..]));
+    assert_eq!(response.whole(), b"body");
+    pair.close(at_gateway, at_agent);
 }
 
 #[test]
 fn the_gateway_opens_as_many_streams_as_the_agent_serves() {
     let mut pair = Pair::new(3);
     let streams: Vec<_> = (0..3).map(|_| pair.open(true)).collect();
-    assert_eq!(
-        pair.gateway.open(LEAST, true, |_| {}).unwrap_err(),
-        OpenError::StreamLimit
-    );
+    assert_eq!(refused(&mut pair.gateway), OpenError::StreamLimit);
     respond(&mut pair.agent, streams[1].1, true);
     pair.run();
     // Open streams count, not handles.
     assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok());
-    assert_eq!(
-        pair.gateway.open(LEAST, true, |_| {}).unwrap_err(),
-        OpenError::StreamLimit
-    );
+    assert_eq!(refused(&mut pair.gateway), OpenError::StreamLimit);
 }
 
 #[test]
 fn no_stream_opens_while_too_many_heads_wait() {
     let mut pair = Pair::new(1000);
     let mut opened = 0;
+    let large = |head: &mut Vec<u8>| head.extend_from_slice(&[b'x'; 60_000]);
     let refused = loop {
-        match pair
-            .gateway
-            .open(LEAST, true, |head| head.extend_from_slice(&[b'x'; 60_000]))
-        {
+        match pair.gateway.open(LEAST, true, large) {
             Ok(_) => opened += 1,
             Err(error) => break error,
         }
@@ -211,78 +173,67 @@ fn no_stream_opens_while_too_many_heads_wait() {
 }
 
 #[test]
-fn heads_that_the_peer_would_not_accept_are_not_sent() {
+fn request_heads_that_the_agent_would_not_accept_are_not_sent() {
     let mut pair = Pair::new(4);
-    let too_large = |out: &mut Vec<u8>| out.resize(out.len() + REQUEST_HEAD.head + 1, b'x');
-    assert_eq!(
-        pair.gateway.open(LEAST, true, too_large).unwrap_err(),
-        OpenError::HeadTooLarge
-    );
-    let largest = pair
+    let head_of = |length| move |out: &mut Vec<u8>| out.resize(out.len() + length, b'x');
+    let refused = pair
         .gateway
-        .open(LEAST, true, |out| {
-            out.resize(out.len() + REQUEST_HEAD.head, b'x');
-        })
-        .unwrap();
-    let (with_body, at_agent) = {
-        pair.run();
-        let accepted = accept(&mut pair.agent).unwrap();
-        assert_eq!(
-            read_head(&mut pair.agent, accepted).1.len(),
-            REQUEST_HEAD.head
-        );
-        (largest, accepted)
-    };
-    let refused = pair.agent.send_head(at_agent, Kind::Interim, false, |out| {
-        out.resize(out.len() + 70_000, b'x');
-    });
+        .open(LEAST, true, head_of(REQUEST_HEAD.head + 1));
+    assert_eq!(refused.unwrap_err(), OpenError::HeadTooLarge);
+    let largest = pair.gateway.open(LEAST, true, head_of(REQUEST_HEAD.head));
+    largest.unwrap();
+    pair.run();
+    let accepted = accept(&mut pair.agent).unwrap();
+    let (_, head) = read_head(&mut pair.agent, accepted);
+    assert_eq!(head.len(), REQUEST_HEAD.head);
+}
+
+#[test]
+fn response_heads_that_the_gateway_would_not_accept_are_not_sent() {
+    let mut pair = Pair::new(4);
+    let (at_gateway, at_agent) = pair.open(true);
+    let too_large = |out: &mut Vec<u8>| out.resize(out.len() + 70_000, b'x');
+    let refused = pair
+        .agent
+        .send_head(at_agent, Kind::Interim, false, too_large);
     assert!(refused.is_err());
     pair.run();
-    assert_eq!(read(&mut pair.gateway, with_body).end, Some(Err(reset(""))));
+    assert_eq!(pair.end(at_gateway), Some(Err(reset(""))));
+}
 
+#[test]
+fn trailers_that_the_agent_would_not_accept_are_not_sent() {
+    let mut pair = Pair::new(4);
     let (at_gateway, at_agent) = pair.open(false);
     send(&mut pair.gateway, at_gateway, b"upload");
     let trailers = Bytes::from(vec![b'x'; RESPONSE_HEAD.head + 1]);
     assert!(pair.gateway.send_trailers(at_gateway, trailers).is_err());
     pair.run();
     let request = read(&mut pair.agent, at_agent);
-    assert_eq!(
-        (&request.data[..], request.end),
-        (&b"upload"[..], Some(Err(reset(""))))
-    );
+    assert_eq!(request.data, b"upload");
+    assert_eq!(request.end, Some(Err(reset(""))));
 }
 
 #[test]
 fn control_messages_arrive_in_order_and_their_queues_are_bounded() {
     let mut pair = Pair::new(4);
-    for number in 0..10u8 {
-        pair.gateway
-            .send_message(Bytes::copy_from_slice(&[number; 100]), 1000)
-            .unwrap();
+    let message = |number: u8| Bytes::copy_from_slice(&[number; 100]);
+    for number in 0..10 {
+        pair.gateway.send_message(message(number), 1000).unwrap();
     }
-    assert_eq!(
-        pair.gateway.send_message(Bytes::from_static(b"x"), 1000),
-        Err(OutgoingFull)
-    );
+    let further = Bytes::from_static(b"x");
+    let refused = pair.gateway.send_message(further.clone(), 1000);
+    assert_eq!(refused, Err(OutgoingFull));
     pair.run();
     let mut next = || pair.agent.poll_message(&mut context());
-    for number in 0..10u8 {
-        assert_eq!(
-            next(),
-            std::task::Poll::Ready(Some(Bytes::copy_from_slice(&[number; 100])))
-        );
+    for number in 0..10 {
+        assert_eq!(next(), Poll::Ready(Some(message(number))));
     }
     assert!(next().is_pending());
-    assert!(
-        pair.gateway
-            .send_message(Bytes::from_static(b"x"), 1000)
-            .is_ok()
-    );
+    assert!(pair.gateway.send_message(further, 1000).is_ok());
     pair.agent.lose();
-    assert_eq!(
-        pair.agent.poll_message(&mut context()),
-        std::task::Poll::Ready(None)
-    );
+    let end = pair.agent.poll_message(&mut context());
+    assert_eq!(end, Poll::Ready(None));
 }
 
 #[test]
@@ -300,10 +251,8 @@ fn pings_are_answered_with_the_last_payload() {
         .collect();
     pair.agent.receive(&pings).unwrap();
     pair.transmit();
-    assert_eq!(
-        frames(&pair.to_gateway),
-        [(Kind::Pong, false, 0, 2u64.to_be_bytes().to_vec())]
-    );
+    let pong = (Kind::Pong, false, 0, 2u64.to_be_bytes().to_vec());
+    assert_eq!(frames(&pair.to_gateway), [pong]);
     // In addition to the three pings before.
     assert_eq!(pair.agent.take_overhead(), 6);
     assert_eq!(pair.agent.take_overhead(), 0);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::util::*;
 use crate::tunnel::endpoint::stream::Stream;
 use crate::tunnel::endpoint::{
-    Endpoint, HEADS_RESERVE, OpenError, QUEUE_RESERVE, STREAM_SEND_BUFFER, StreamKey,
+    Closed, Endpoint, HEADS_RESERVE, OpenError, QUEUE_RESERVE, STREAM_SEND_BUFFER, StreamKey,
 };
 use crate::tunnel::frame::{HEADER, Kind, RESPONSE_HEAD};
 use crate::tunnel::ledger::Share;
@@ -21,25 +21,18 @@ const REQUEST: usize = HEADER + 4 + b"request".len();
 /// A tunnel whose gateway's streams are charged to `share`.
 fn pair(share: &Rc<Share>) -> Pair {
     let gateway = Endpoint::gateway_within(Rc::clone(share));
-    let agent = Endpoint::agent(1000);
-    let mut pair = Pair {
-        gateway,
-        agent,
-        to_gateway: Vec::new(),
-        to_agent: Vec::new(),
-    };
-    pair.run();
-    pair
+    Pair::of(gateway, Endpoint::agent(1000))
+}
+
+fn write_request(head: &mut Vec<u8>) {
+    head.extend_from_slice(b"request");
 }
 
 /// Opens streams until there is no memory for another one.
 fn open_all(pair: &mut Pair, end: bool) -> Vec<(StreamKey, StreamKey)> {
     let mut opened = Vec::new();
     loop {
-        match pair
-            .gateway
-            .open(FIRST, end, |head| head.extend_from_slice(b"request"))
-        {
+        match pair.gateway.open(FIRST, end, write_request) {
             Ok(at_gateway) => {
                 pair.run();
                 let at_agent = accept(&mut pair.agent).unwrap();
@@ -55,11 +48,7 @@ fn open_all(pair: &mut Pair, end: bool) -> Vec<(StreamKey, StreamKey)> {
 }
 
 fn send_head_of(pair: &mut Pair, at_agent: StreamKey, kind: Kind, length: usize) {
-    pair.agent
-        .send_head(at_agent, kind, false, |out| {
-            out.resize(out.len() + length, b'x');
-        })
-        .unwrap();
+    send_head(&mut pair.agent, at_agent, kind, false, &vec![b'x'; length]);
 }
 
 #[test]
@@ -72,25 +61,14 @@ fn a_stream_is_opened_only_with_room_for_all_that_it_is_granted() {
     ] {
         let share = Share::alone(room);
         let mut pair = pair(&share);
-        let opened = pair
-            .gateway
-            .open(FIRST, true, |head| head.extend_from_slice(b"request"));
-        assert_eq!(
-            opened.err(),
-            granted.is_none().then_some(OpenError::Memory),
-            "{room}"
-        );
-        assert_eq!(
-            share.charged(),
-            granted.map_or(0, |granted| least + granted - LEAST),
-            "{room}"
-        );
+        let opened = pair.gateway.open(FIRST, true, write_request);
+        let error = granted.is_none().then_some(OpenError::Memory);
+        assert_eq!(opened.err(), error, "{room}");
+        let charged = granted.map_or(0, |granted| least + granted - LEAST);
+        assert_eq!(share.charged(), charged, "{room}");
         pair.run();
-        assert_eq!(
-            pair.agent.open_streams(),
-            usize::from(granted.is_some()),
-            "nothing was sent: {room}"
-        );
+        let sent = usize::from(granted.is_some());
+        assert_eq!(pair.agent.open_streams(), sent, "{room}");
     }
 }
 
@@ -111,8 +89,8 @@ fn agents_that_send_all_they_may_on_several_tunnels_fill_no_more_than_the_share(
     let mut pairs = [pair(&share), pair(&share)];
     let mut streams = [Vec::new(), Vec::new()];
     for (pair, streams) in pairs.iter_mut().zip(&mut streams) {
-        pair.gateway
-            .set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
+        let most = window::MOST as usize;
+        pair.gateway.set_credit(most, window::TUNNEL_BUDGET);
         *streams = open_all(pair, true);
         streams.truncate(40);
         for (_, at_agent) in &*streams {
@@ -159,24 +137,19 @@ fn a_head_without_room_resets_its_own_stream_and_is_discarded_as_it_arrives() {
     assert_eq!(pair.gateway.input.payload.capacity(), 0);
     pair.gateway.receive(&payload[1000..]).unwrap();
     let parts = read(&mut pair.gateway, first);
-    assert_eq!(
-        (parts.heads.len(), parts.end),
-        (0, Some(Err(crate::tunnel::endpoint::Closed::Here)))
-    );
+    assert_eq!(parts.heads.len(), 0);
+    assert_eq!(parts.end, Some(Err(Closed::Here)));
     pair.run();
     assert!(pair.agent.is_reset(first_agent));
 
     // There is room for it now.
     send_head_of(&mut pair, second_agent, Kind::Interim, RESPONSE_HEAD.head);
     pair.run();
-    assert_eq!(
-        read(&mut pair.gateway, second).heads[0].1.len(),
-        RESPONSE_HEAD.head
-    );
+    let head = &read(&mut pair.gateway, second).heads[0].1;
+    assert_eq!(head.len(), RESPONSE_HEAD.head);
     assert!(share.charged() <= 4 * MIB);
     for (at_gateway, at_agent) in streams {
-        drop_both(&mut pair.gateway, at_gateway);
-        drop_both(&mut pair.agent, at_agent);
+        pair.drop_all(at_gateway, at_agent);
     }
     pair.run();
     share.charge(others, 0);
@@ -199,15 +172,13 @@ fn ordinary_heads_and_trailers_pass_however_full_the_share_is() {
         assert_eq!((parts.heads.len(), parts.end), (2, None));
         assert!(parts.data.len() >= LEAST);
         pair.run();
-        pair.agent
-            .send_trailers(at_agent, vec![b't'; 500].into())
-            .unwrap();
+        let trailers = vec![b't'; 500];
+        let sent = pair.agent.send_trailers(at_agent, trailers.into());
+        sent.unwrap();
         pair.run();
         let parts = read(&mut pair.gateway, at_gateway);
-        assert_eq!(
-            (parts.trailers.map(|trailers| trailers.len()), parts.end),
-            (Some(500), Some(Ok(())))
-        );
+        assert_eq!(parts.trailers.unwrap().len(), 500);
+        assert_eq!(parts.end, Some(Ok(())));
         drop_both(&mut pair.gateway, at_gateway);
     }
     share.charge(2 * MIB, 0);
@@ -229,17 +200,12 @@ fn a_body_breaks_off_with_its_code_however_full_the_share_is() {
     share.charge(0, share.left());
     pair.agent.break_off(broken.1, "GW_TEST").unwrap();
     // Trailers need memory.
-    assert!(
-        pair.agent
-            .send_trailers(refused.1, vec![b't'; 8 * KIB].into())
-            .is_err()
-    );
+    let trailers = vec![b't'; 8 * KIB];
+    let sent = pair.agent.send_trailers(refused.1, trailers.into());
+    assert!(sent.is_err());
     pair.run();
-    assert_eq!(
-        read(&mut pair.gateway, broken.0).end,
-        Some(Err(reset("GW_TEST")))
-    );
-    assert_eq!(read(&mut pair.gateway, refused.0).end, Some(Err(reset(""))));
+    assert_eq!(pair.end(broken.0), Some(Err(reset("GW_TEST"))));
+    assert_eq!(pair.end(refused.0), Some(Err(reset(""))));
 }
 
 #[test]
@@ -268,10 +234,8 @@ fn each_field_of_a_head_counts_beside_its_text() {
         let mut pair = pair(&share);
         let (at_gateway, at_agent) = pair.open(true);
         let before = share.charged();
-        let write = |out: &mut Vec<u8>| out.extend_from_slice(payload.as_bytes());
-        pair.agent
-            .send_head(at_agent, Kind::Response, false, write)
-            .unwrap();
+        let payload = payload.as_bytes();
+        send_head(&mut pair.agent, at_agent, Kind::Response, false, payload);
         pair.run();
         let is_kept = end.is_none();
         assert_eq!(read(&mut pair.gateway, at_gateway).end, end);
@@ -284,13 +248,11 @@ fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
     let share = Share::alone(2 * (Stream::least_memory(false) + REQUEST) + 50 * KIB);
     let mut pair = pair(&share);
     let (at_gateway, at_agent) = pair.open(false);
-    pair.agent
-        .set_credit(window::MOST as usize, window::TUNNEL_BUDGET);
+    let most = window::MOST as usize;
+    pair.agent.set_credit(most, window::TUNNEL_BUDGET);
     assert_eq!(share.left_beyond_least(), 25 * KIB);
-    assert_eq!(
-        send(&mut pair.gateway, at_gateway, &[0; MIB]),
-        QUEUE_RESERVE + 25 * KIB
-    );
+    let queued = send(&mut pair.gateway, at_gateway, &[0; MIB]);
+    assert_eq!(queued, QUEUE_RESERVE + 25 * KIB);
     assert_eq!(share.left_beyond_least(), 0);
     share.charge(0, 2 * MIB);
     let mut sent = 0;
@@ -303,44 +265,36 @@ fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
         sent += now;
     }
     // Trailers beyond the reserve for heads have no room.
-    assert!(
-        pair.gateway
-            .send_trailers(at_gateway, vec![b't'; 30 * KIB].into())
-            .is_err()
-    );
+    let trailers = vec![b't'; 30 * KIB];
+    let sent = pair.gateway.send_trailers(at_gateway, trailers.into());
+    assert!(sent.is_err());
     pair.run();
-    assert!(
-        matches!(read(&mut pair.agent, at_agent).end, Some(Err(_))),
-        "the body broke off"
-    );
+    // The body broke off.
+    assert!(matches!(read(&mut pair.agent, at_agent).end, Some(Err(_))));
 }
 
 #[test]
 fn a_request_head_without_room_at_the_agent_is_reset_and_others_are_served() {
-    let share = Share::alone(2 * (Stream::least_memory(false) + KIB));
+    let room = 2 * (Stream::least_memory(false) + KIB);
+    let share = Share::alone(room);
     let mut agent = Endpoint::agent_within(4, Rc::clone(&share));
     let head = [&[0, 1, 0, 0][..], &[b'x'; 60_000]].concat();
+    let fits = &head[..4 + HEADS_RESERVE - 64];
     let requests = [
         frame(Kind::Request, true, 0x0001_0000, b"\0\x01\0\0x"),
-        frame(
-            Kind::Request,
-            false,
-            0x0001_0001,
-            &head[..4 + HEADS_RESERVE - 64],
-        ),
+        frame(Kind::Request, false, 0x0001_0001, fits),
         frame(Kind::Request, true, 0x0001_0002, &head),
     ];
     agent.receive(&requests.concat()).unwrap();
     let keys = [accept(&mut agent).unwrap(), accept(&mut agent).unwrap()];
-    assert!(accept(&mut agent).is_none() && share.charged() <= share.left() + share.charged());
+    assert!(accept(&mut agent).is_none());
+    assert!(share.charged() <= room, "{}", share.charged());
     let mut sent = Vec::new();
     transmit_all(&mut agent, &mut sent);
-    let resets: Vec<u32> = frames(&sent)
-        .iter()
-        .filter(|frame| frame.0 == Kind::Reset)
-        .map(|frame| frame.2)
-        .collect();
-    assert_eq!((resets, agent.open_streams()), (vec![0x0001_0002], 2));
+    let sent_frames = frames(&sent);
+    let resets = sent_frames.iter().filter(|frame| frame.0 == Kind::Reset);
+    assert!(resets.map(|frame| frame.2).eq([0x0001_0002]));
+    assert_eq!(agent.open_streams(), 2);
     keys.into_iter().for_each(|key| drop_both(&mut agent, key));
     transmit_all(&mut agent, &mut sent);
     drop(agent);
@@ -358,9 +312,8 @@ fn response_heads_that_the_gateway_does_not_read_are_charged_at_the_agent() {
     agent.receive(&requests).unwrap();
     let keys: Vec<_> = std::iter::from_fn(|| accept(&mut agent)).collect();
     let large = |agent: &mut Endpoint, key| {
-        agent.send_head(key, Kind::Interim, false, |out| {
-            out.resize(out.len() + HEAD, b'x');
-        })
+        let write = |out: &mut Vec<u8>| out.resize(out.len() + HEAD, b'x');
+        agent.send_head(key, Kind::Interim, false, write)
     };
     let before = share.charged();
     large(&mut agent, keys[0]).unwrap();

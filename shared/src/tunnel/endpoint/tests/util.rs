@@ -27,8 +27,11 @@ pub(super) struct Pair {
 impl Pair {
     /// A tunnel whose gateway has received HELLO.
     pub(super) fn new(streams: usize) -> Self {
-        let gateway = Endpoint::gateway();
-        let agent = Endpoint::agent(streams);
+        Self::of(Endpoint::gateway(), Endpoint::agent(streams))
+    }
+
+    /// As [`Self::new`], of these ends.
+    pub(super) fn of(gateway: Endpoint, agent: Endpoint) -> Self {
         let mut pair = Self {
             gateway,
             agent,
@@ -46,15 +49,11 @@ impl Pair {
     }
 
     pub(super) fn deliver_to_agent(&mut self) {
-        self.agent
-            .receive(&std::mem::take(&mut self.to_agent))
-            .unwrap();
+        receive(&mut self.agent, std::mem::take(&mut self.to_agent));
     }
 
     pub(super) fn deliver_to_gateway(&mut self) {
-        self.gateway
-            .receive(&std::mem::take(&mut self.to_gateway))
-            .unwrap();
+        receive(&mut self.gateway, std::mem::take(&mut self.to_gateway));
     }
 
     /// Moves bytes until none is left.
@@ -71,16 +70,12 @@ impl Pair {
 
     /// Opens a stream and accepts it. Returns its key at the gateway and at the agent.
     pub(super) fn open(&mut self, end: bool) -> (StreamKey, StreamKey) {
-        let at_gateway = self
-            .gateway
-            .open(LEAST, end, |head| head.extend_from_slice(b"request"))
-            .unwrap();
+        let write = |head: &mut Vec<u8>| head.extend_from_slice(b"request");
+        let at_gateway = self.gateway.open(LEAST, end, write).unwrap();
         self.run();
         let at_agent = accept(&mut self.agent).unwrap();
-        assert_eq!(
-            read_head(&mut self.agent, at_agent),
-            (Kind::Request, b"request".to_vec())
-        );
+        let head = read_head(&mut self.agent, at_agent);
+        assert_eq!(head, (Kind::Request, b"request".to_vec()));
         (at_gateway, at_agent)
     }
 
@@ -93,28 +88,45 @@ impl Pair {
         (at_gateway, at_agent)
     }
 
+    /// Drops all handles of a stream.
+    pub(super) fn drop_all(&mut self, at_gateway: StreamKey, at_agent: StreamKey) {
+        drop_both(&mut self.gateway, at_gateway);
+        drop_both(&mut self.agent, at_agent);
+    }
+
+    /// Drops all handles of the only stream, and checks that nothing is left of it.
+    pub(super) fn close(&mut self, at_gateway: StreamKey, at_agent: StreamKey) {
+        self.drop_all(at_gateway, at_agent);
+        self.assert_idle();
+    }
+
+    /// Open streams of the gateway and of the agent.
+    pub(super) fn open_streams(&self) -> (usize, usize) {
+        (self.gateway.open_streams(), self.agent.open_streams())
+    }
+
+    /// Reads all that has arrived at the gateway. Returns how it ended.
+    pub(super) fn end(&mut self, at_gateway: StreamKey) -> Option<Result<(), Closed>> {
+        read(&mut self.gateway, at_gateway).end
+    }
+
+    pub(super) fn capacity(&mut self, at_gateway: StreamKey) -> Poll<Result<usize, Closed>> {
+        self.gateway.poll_capacity(at_gateway, &mut context())
+    }
+
+    /// What the gateway knows of the upload of a stream.
+    pub(super) fn uploaded(&mut self, at_gateway: StreamKey) -> Poll<Result<Option<u64>, Closed>> {
+        self.gateway.poll_uploaded(at_gateway, &mut context())
+    }
+
     /// Checks that neither end has an open stream or any credit left.
     pub(super) fn assert_idle(&self) {
-        assert_eq!(
-            (self.gateway.open_streams(), self.agent.open_streams()),
-            (0, 0),
-            "open streams"
-        );
-        assert_eq!(
-            (self.gateway.committed(), self.agent.committed()),
-            (0, 0),
-            "committed"
-        );
-        assert_eq!(
-            (self.gateway.streams.len(), self.agent.streams.len()),
-            (0, 0),
-            "entries"
-        );
-        assert_eq!(
-            (self.gateway.share.charged(), self.agent.share.charged()),
-            (0, 0),
-            "charged"
-        );
+        for (name, endpoint) in [("gateway", &self.gateway), ("agent", &self.agent)] {
+            assert_eq!(endpoint.open_streams(), 0, "open streams of the {name}");
+            assert_eq!(endpoint.committed(), 0, "credit of the {name}");
+            assert_eq!(endpoint.streams.len(), 0, "entries of the {name}");
+            assert_eq!(endpoint.share.charged(), 0, "charged at the {name}");
+        }
     }
 }
 
@@ -163,11 +175,18 @@ pub(super) fn accept(endpoint: &mut Endpoint) -> Option<StreamKey> {
 
 /// Sends a response head.
 pub(super) fn respond(agent: &mut Endpoint, key: StreamKey, end: bool) {
-    agent
-        .send_head(key, Kind::Response, end, |out| {
-            out.extend_from_slice(&response(b"response"));
-        })
-        .unwrap();
+    send_head(agent, key, Kind::Response, end, &response(b"response"));
+}
+
+pub(super) fn send_head(
+    agent: &mut Endpoint,
+    key: StreamKey,
+    kind: Kind,
+    end: bool,
+    payload: &[u8],
+) {
+    let sent = agent.send_head(key, kind, end, |out| out.extend_from_slice(payload));
+    sent.unwrap();
 }
 
 /// Payload of a RESPONSE.
@@ -182,9 +201,8 @@ pub(super) fn send(endpoint: &mut Endpoint, key: StreamKey, data: &[u8]) -> usiz
         && let Poll::Ready(Ok(capacity)) = endpoint.poll_capacity(key, &mut context())
     {
         let piece = &data[sent..data.len().min(sent + capacity)];
-        endpoint
-            .send_data(key, Bytes::copy_from_slice(piece), false)
-            .unwrap();
+        let sending = endpoint.send_data(key, Bytes::copy_from_slice(piece), false);
+        sending.unwrap();
         sent += piece.len();
     }
     sent
@@ -202,6 +220,14 @@ pub(super) struct Parts {
     pub(super) trailers: Option<Bytes>,
     /// The end of the direction, or the error that it broke off with.
     pub(super) end: Option<Result<(), Closed>>,
+}
+
+impl Parts {
+    /// The data of a direction that has ended.
+    pub(super) fn whole(self) -> Vec<u8> {
+        assert_eq!(self.end, Some(Ok(())));
+        self.data
+    }
 }
 
 /// Reads all that has arrived, without releasing it.
@@ -268,6 +294,10 @@ impl Wake for Wakes {
     }
 }
 
+pub(super) fn receive(endpoint: &mut Endpoint, bytes: impl AsRef<[u8]>) {
+    endpoint.receive(bytes.as_ref()).unwrap();
+}
+
 /// A frame made by hand.
 pub(super) fn frame(kind: Kind, end: bool, stream: u32, payload: &[u8]) -> Vec<u8> {
     let header = FrameHeader {
@@ -300,27 +330,23 @@ pub(super) fn kinds(bytes: &[u8]) -> Vec<Kind> {
 /// An end with one open stream, 0x0001_0000. The gateway's has received no response.
 pub(super) fn gateway_with_a_stream(end: bool) -> (Endpoint, StreamKey) {
     let mut gateway = Endpoint::gateway();
-    gateway
-        .receive(&frame(Kind::Hello, false, 0, &[0, 0, 0, 4]))
-        .unwrap();
-    let key = gateway
-        .open(LEAST, end, |head| head.extend_from_slice(b"request"))
-        .unwrap();
+    receive(&mut gateway, frame(Kind::Hello, false, 0, &[0, 0, 0, 4]));
+    let write = |head: &mut Vec<u8>| head.extend_from_slice(b"request");
+    let key = gateway.open(LEAST, end, write).unwrap();
     transmit_all(&mut gateway, &mut Vec::new());
     (gateway, key)
 }
 
 pub(super) fn agent_with_a_stream(end: bool) -> (Endpoint, StreamKey) {
     let mut agent = Endpoint::agent(4);
-    agent
-        .receive(&frame(Kind::Request, end, 0x0001_0000, &[0, 1, 0, 0, b'x']))
-        .unwrap();
+    let request = frame(Kind::Request, end, 0x0001_0000, &[0, 1, 0, 0, b'x']);
+    receive(&mut agent, request);
     transmit_all(&mut agent, &mut Vec::new());
     let key = accept(&mut agent).unwrap();
     (agent, key)
 }
 
-/// Error that `bytes` cause.
-pub(super) fn violation(endpoint: &mut Endpoint, bytes: &[u8]) -> Violation {
-    endpoint.receive(bytes).unwrap_err()
+/// Asserts that `bytes` cause this error.
+pub(super) fn assert_violation(endpoint: &mut Endpoint, bytes: &[u8], expected: Violation) {
+    assert_eq!(endpoint.receive(bytes), Err(expected));
 }

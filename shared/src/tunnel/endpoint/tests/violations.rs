@@ -19,16 +19,18 @@ fn frames_of_the_other_end_are_refused() {
     ] {
         let (mut agent, _) = agent_with_a_stream(false);
         let stream = if kind == Kind::Hello { 0 } else { STREAM };
-        assert_eq!(
-            violation(&mut agent, &frame(kind, end, stream, payload)),
-            Violation::Role(kind)
+        assert_violation(
+            &mut agent,
+            &frame(kind, end, stream, payload),
+            Violation::Role(kind),
         );
     }
     for (kind, stream) in [(Kind::Request, STREAM), (Kind::Window, 0)] {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        assert_eq!(
-            violation(&mut gateway, &frame(kind, false, stream, &[0; 4])),
-            Violation::Role(kind)
+        assert_violation(
+            &mut gateway,
+            &frame(kind, false, stream, &[0; 4]),
+            Violation::Role(kind),
         );
     }
 }
@@ -36,16 +38,16 @@ fn frames_of_the_other_end_are_refused() {
 #[test]
 fn headers_are_checked_before_their_payload() {
     let (mut gateway, _) = gateway_with_a_stream(false);
-    let unknown = violation(&mut gateway, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
-    assert_eq!(unknown, Violation::Header(InvalidFrameHeader::Type(0x7f)));
+    assert_violation(
+        &mut gateway,
+        &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0],
+        Violation::Header(InvalidFrameHeader::Type(0x7f)),
+    );
     let (mut gateway, _) = gateway_with_a_stream(false);
-    let long = violation(
+    assert_violation(
         &mut gateway,
         &[Kind::Data as u8, 0xff, 0xff, 0xff, 0, 1, 0, 0],
-    );
-    assert_eq!(
-        long,
-        Violation::Header(InvalidFrameHeader::Length(Kind::Data, 0xff_ffff))
+        Violation::Header(InvalidFrameHeader::Length(Kind::Data, 0xff_ffff)),
     );
 }
 
@@ -59,15 +61,21 @@ fn frames_of_streams_that_are_not_open_are_refused() {
             (Kind::Trailers, true, b""),
         ] {
             let (mut gateway, _) = gateway_with_a_stream(false);
-            let found = violation(&mut gateway, &frame(kind, end, stream, payload));
-            assert_eq!(found, Violation::NotOpen(kind, stream));
+            assert_violation(
+                &mut gateway,
+                &frame(kind, end, stream, payload),
+                Violation::NotOpen(kind, stream),
+            );
         }
     }
     // RESET and CREDIT of a slot that was never open.
     for (kind, payload) in [(Kind::Reset, &b""[..]), (Kind::Credit, &[0; 4])] {
         for (mut endpoint, _) in [gateway_with_a_stream(false), agent_with_a_stream(false)] {
-            let found = violation(&mut endpoint, &frame(kind, false, 0x0001_0003, payload));
-            assert_eq!(found, Violation::NotOpen(kind, 0x0001_0003));
+            assert_violation(
+                &mut endpoint,
+                &frame(kind, false, 0x0001_0003, payload),
+                Violation::NotOpen(kind, 0x0001_0003),
+            );
         }
     }
 }
@@ -75,9 +83,7 @@ fn frames_of_streams_that_are_not_open_are_refused() {
 #[test]
 fn reset_and_credit_of_closed_streams_count_as_overhead() {
     let (mut gateway, key) = gateway_with_a_stream(true);
-    gateway
-        .receive(&frame(Kind::Response, true, STREAM, &[0; 8]))
-        .unwrap();
+    receive(&mut gateway, frame(Kind::Response, true, STREAM, &[0; 8]));
     drop_both(&mut gateway, key);
     gateway.take_overhead();
     let late = [
@@ -89,34 +95,21 @@ fn reset_and_credit_of_closed_streams_count_as_overhead() {
     assert_eq!(gateway.take_overhead(), 2);
     assert!(!transmit_all(&mut gateway, &mut Vec::new()), "no answer");
     let data = frame(Kind::Data, false, STREAM, b"x");
-    assert_eq!(
-        violation(&mut gateway, &data),
-        Violation::NotOpen(Kind::Data, STREAM)
-    );
+    assert_violation(&mut gateway, &data, Violation::NotOpen(Kind::Data, STREAM));
 }
 
 #[test]
 fn small_grants_count_as_overhead() {
     let (mut gateway, key) = gateway_with_a_stream(false);
-    gateway
-        .receive(&frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes()))
-        .unwrap();
-    gateway
-        .receive(&frame(Kind::Credit, false, STREAM, &0u32.to_be_bytes()))
-        .unwrap();
-    gateway
-        .receive(&frame(
-            Kind::Credit,
-            false,
-            STREAM,
-            &(16 * 1024u32).to_be_bytes(),
-        ))
-        .unwrap();
+    for bytes in [1, 0, 16 * 1024u32] {
+        receive(
+            &mut gateway,
+            frame(Kind::Credit, false, STREAM, &bytes.to_be_bytes()),
+        );
+    }
     assert_eq!(gateway.take_overhead(), 2);
-    assert_eq!(
-        send(&mut gateway, key, &[0; 2 * LEAST]),
-        LEAST + 1 + 16 * 1024
-    );
+    let sent = send(&mut gateway, key, &[0; 2 * LEAST]);
+    assert_eq!(sent, LEAST + 1 + 16 * 1024);
 }
 
 #[test]
@@ -129,42 +122,39 @@ fn frames_behind_the_end_of_their_direction_are_refused() {
         (Kind::Response, false, &[0; 8]),
     ] {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        gateway
-            .receive(&frame(Kind::Response, true, STREAM, &[0; 8]))
-            .unwrap();
-        let found = violation(&mut gateway, &frame(kind, end, STREAM, payload));
-        assert_eq!(found, Violation::Order(kind, STREAM));
+        receive(&mut gateway, frame(Kind::Response, true, STREAM, &[0; 8]));
+        assert_violation(
+            &mut gateway,
+            &frame(kind, end, STREAM, payload),
+            Violation::Order(kind, STREAM),
+        );
     }
     let (mut agent, _) = agent_with_a_stream(true);
-    let found = violation(&mut agent, &frame(Kind::Data, true, STREAM, b"x"));
-    assert_eq!(found, Violation::Order(Kind::Data, STREAM));
+    assert_violation(
+        &mut agent,
+        &frame(Kind::Data, true, STREAM, b"x"),
+        Violation::Order(Kind::Data, STREAM),
+    );
 }
 
 #[test]
 fn parts_of_a_response_have_an_order() {
-    let response = || frame(Kind::Response, false, STREAM, &[0; 8]);
-    let cases = [
-        (vec![frame(Kind::Data, false, STREAM, b"x")], Kind::Data),
-        (vec![frame(Kind::Data, true, STREAM, b"")], Kind::Data),
-        (
-            vec![frame(Kind::Trailers, true, STREAM, b"")],
-            Kind::Trailers,
-        ),
-        (vec![response(), response()], Kind::Response),
-        (
-            vec![response(), frame(Kind::Interim, false, STREAM, b"")],
-            Kind::Interim,
-        ),
-        (
-            vec![response(), frame(Kind::Refused, true, STREAM, &[0; 9])],
-            Kind::Refused,
-        ),
-    ];
-    for (sent, kind) in cases {
+    for (begins, kind, end, payload) in [
+        (false, Kind::Data, false, &b"x"[..]),
+        (false, Kind::Data, true, b""),
+        (false, Kind::Trailers, true, b""),
+        (true, Kind::Response, false, &[0; 8]),
+        (true, Kind::Interim, false, b""),
+        (true, Kind::Refused, true, &[0; 9]),
+    ] {
         let (mut gateway, _) = gateway_with_a_stream(false);
-        assert_eq!(
-            violation(&mut gateway, &sent.concat()),
-            Violation::Order(kind, STREAM)
+        if begins {
+            receive(&mut gateway, frame(Kind::Response, false, STREAM, &[0; 8]));
+        }
+        assert_violation(
+            &mut gateway,
+            &frame(kind, end, STREAM, payload),
+            Violation::Order(kind, STREAM),
         );
     }
 }
@@ -179,34 +169,28 @@ fn requests_need_a_free_slot_and_another_generation() {
         (0x0001_ffff, 0xffff),
     ] {
         let (mut agent, _) = agent_with_a_stream(false);
-        assert_eq!(
-            violation(&mut agent, &request(stream)),
-            Violation::Slot(slot)
-        );
+        assert_violation(&mut agent, &request(stream), Violation::Slot(slot));
     }
     let (mut agent, key) = agent_with_a_stream(true);
     respond(&mut agent, key, true);
     drop_both(&mut agent, key);
-    assert_eq!(violation(&mut agent, &request(STREAM)), Violation::Slot(0));
+    assert_violation(&mut agent, &request(STREAM), Violation::Slot(0));
     agent.receive(&request(0x0002_0000)).unwrap();
 }
 
 #[test]
 fn data_beyond_the_credit_is_refused_with_its_header() {
     let (mut gateway, key) = gateway_with_a_stream(false);
-    gateway
-        .receive(&frame(Kind::Response, false, STREAM, &[0; 8]))
-        .unwrap();
+    receive(&mut gateway, frame(Kind::Response, false, STREAM, &[0; 8]));
     for _ in 0..4 {
-        gateway
-            .receive(&frame(Kind::Data, false, STREAM, &[0; LEAST / 4 - 8]))
-            .unwrap();
+        receive(
+            &mut gateway,
+            frame(Kind::Data, false, STREAM, &[0; LEAST / 4 - 8]),
+        );
     }
-    gateway
-        .receive(&frame(Kind::Data, false, STREAM, &[0; 32]))
-        .unwrap();
+    receive(&mut gateway, frame(Kind::Data, false, STREAM, &[0; 32]));
     let header = &frame(Kind::Data, false, STREAM, b"x")[..8];
-    assert_eq!(violation(&mut gateway, header), Violation::Credit(STREAM));
+    assert_violation(&mut gateway, header, Violation::Credit(STREAM));
     assert_eq!(take(&mut gateway, key).data.len(), LEAST);
 
     // Discarded data counts too.
@@ -214,7 +198,7 @@ fn data_beyond_the_credit_is_refused_with_its_header() {
     agent.drop_receiver(key);
     let data = frame(Kind::Data, false, STREAM, &[0; LEAST / 8]);
     agent.receive(&data.repeat(8)).unwrap();
-    assert_eq!(violation(&mut agent, &data), Violation::Credit(STREAM));
+    assert_violation(&mut agent, &data, Violation::Credit(STREAM));
 }
 
 #[test]
@@ -222,20 +206,21 @@ fn credit_above_the_largest_window_is_refused() {
     let most = window::MOST;
     let (mut gateway, _) = gateway_with_a_stream(false);
     let rest = most - window::LEAST;
-    gateway
-        .receive(&frame(Kind::Credit, false, STREAM, &rest.to_be_bytes()))
-        .unwrap();
-    let found = violation(
+    receive(
+        &mut gateway,
+        frame(Kind::Credit, false, STREAM, &rest.to_be_bytes()),
+    );
+    assert_violation(
         &mut gateway,
         &frame(Kind::Credit, false, STREAM, &1u32.to_be_bytes()),
+        Violation::CreditTooLarge(most as usize + 1),
     );
-    assert_eq!(found, Violation::CreditTooLarge(most as usize + 1));
     let mut agent = Endpoint::agent(1);
-    let found = violation(
+    assert_violation(
         &mut agent,
         &frame(Kind::Request, true, STREAM, &u32::MAX.to_be_bytes()),
+        Violation::CreditTooLarge(u32::MAX as usize),
     );
-    assert_eq!(found, Violation::CreditTooLarge(u32::MAX as usize));
 }
 
 #[test]
@@ -260,22 +245,16 @@ fn heads_of_a_stream_are_bounded_even_if_nothing_reads_them() {
     let (mut gateway, _) = gateway_with_a_stream(false);
     let interim = frame(Kind::Interim, false, STREAM, &[b'x'; 64]);
     gateway.receive(&interim.repeat(1000)).unwrap();
-    gateway
-        .receive(&frame(
-            Kind::Response,
-            false,
-            STREAM,
-            &vec![b'x'; 8 + RESPONSE_HEAD.head],
-        ))
-        .unwrap();
-    gateway
-        .receive(&frame(
-            Kind::Trailers,
-            true,
-            STREAM,
-            &vec![b'x'; RESPONSE_HEAD.head],
-        ))
-        .unwrap();
+    for (kind, length) in [
+        (Kind::Response, 8 + RESPONSE_HEAD.head),
+        (Kind::Trailers, RESPONSE_HEAD.head),
+    ] {
+        let payload = vec![b'x'; length];
+        receive(
+            &mut gateway,
+            frame(kind, kind == Kind::Trailers, STREAM, &payload),
+        );
+    }
 }
 
 #[test]
@@ -286,10 +265,7 @@ fn control_messages_are_bounded() {
     ] {
         let message = frame(Kind::Message, false, 0, &vec![b'x'; longest]);
         endpoint.receive(&message.repeat(4)).unwrap();
-        assert_eq!(
-            violation(&mut endpoint, &message),
-            Violation::TooManyMessages
-        );
+        assert_violation(&mut endpoint, &message, Violation::TooManyMessages);
     }
     let mut gateway = Endpoint::gateway();
     let long = frame(
@@ -298,9 +274,10 @@ fn control_messages_are_bounded() {
         0,
         &vec![b'x'; control::TO_GATEWAY_MAX + 1],
     );
-    assert_eq!(
-        violation(&mut gateway, &long),
-        Violation::MessageTooLong(control::TO_GATEWAY_MAX + 1)
+    assert_violation(
+        &mut gateway,
+        &long,
+        Violation::MessageTooLong(control::TO_GATEWAY_MAX + 1),
     );
     // Small messages: many, but not without bound. Those that were read do not count.
     let mut gateway = Endpoint::gateway();
@@ -309,21 +286,20 @@ fn control_messages_are_bounded() {
         gateway.receive(&small.repeat(100)).unwrap();
         while gateway.poll_message(&mut context()).is_ready() {}
     }
-    assert_eq!(
-        violation(&mut gateway, &small.repeat(1100)),
-        Violation::TooManyMessages
+    assert_violation(
+        &mut gateway,
+        &small.repeat(1100),
+        Violation::TooManyMessages,
     );
 }
 
 #[test]
 fn the_number_of_streams_is_sent_once_and_is_not_0() {
     let hello = |streams: u32| frame(Kind::Hello, false, 0, &streams.to_be_bytes());
-    assert_eq!(
-        violation(&mut Endpoint::gateway(), &hello(0)),
-        Violation::Hello
-    );
-    assert_eq!(
-        violation(&mut Endpoint::gateway(), &[hello(1), hello(1)].concat()),
-        Violation::Hello
+    assert_violation(&mut Endpoint::gateway(), &hello(0), Violation::Hello);
+    assert_violation(
+        &mut Endpoint::gateway(),
+        &[hello(1), hello(1)].concat(),
+        Violation::Hello,
     );
 }

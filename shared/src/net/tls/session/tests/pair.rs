@@ -3,10 +3,8 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use rustls::client::ClientConfig;
 use rustls::crypto::aws_lc_rs;
-use rustls::server::ServerConfig;
-use rustls::{ClientConnection, RootCertStore, ServerConnection, SupportedProtocolVersion};
+use rustls::{ClientConnection, ServerConnection, SupportedProtocolVersion};
 use rustls_pki_types::PrivateKeyDer;
 
 use super::*;
@@ -32,43 +30,25 @@ pub(super) fn unconnected(
 ) -> Pair {
     let certified = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[version])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certified.cert.der().clone()], key)
-        .unwrap();
-    server.alpn_protocols = vec![b"p".to_vec()];
-    let mut roots = RootCertStore::empty();
-    roots.add(certified.cert.der().clone()).unwrap();
-    let mut client = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[version])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![b"p".to_vec()];
+    let certificate = certified.cert.der().clone();
+    let mut server = gw_bed::tls::server((certificate.clone(), key), &[b"p"]);
+    let provider = aws_lc_rs::default_provider();
+    let mut client = gw_bed::tls::client_with(provider, &[version], [certificate], None, &[b"p"]);
     let name = "h".try_into().unwrap();
     let (session, mut peer): (TlsSession, rustls::Connection) = match side {
         Side::Client => {
             server.max_fragment_size = fragment;
             server.enable_secret_extraction = true;
             let session = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
-            (
-                session.into(),
-                ServerConnection::new(Arc::new(server)).unwrap().into(),
-            )
+            let peer = ServerConnection::new(Arc::new(server)).unwrap();
+            (session.into(), peer.into())
         }
         Side::Server => {
             client.max_fragment_size = fragment;
             client.enable_secret_extraction = true;
             let session = UnbufferedServerConnection::new(Arc::new(server)).unwrap();
-            (
-                session.into(),
-                ClientConnection::new(Arc::new(client), name)
-                    .unwrap()
-                    .into(),
-            )
+            let peer = ClientConnection::new(Arc::new(client), name).unwrap();
+            (session.into(), peer.into())
         }
     };
     peer.set_buffer_limit(None);
@@ -110,10 +90,8 @@ impl Pair {
 
     pub(super) fn receive(&mut self, ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
         let mut plaintext = Vec::new();
-        self.session
-            .receive(&mut ciphertext.to_vec(), &mut |chunk| {
-                plaintext.extend_from_slice(chunk);
-            })?;
+        let mut take = |chunk: &[u8]| plaintext.extend_from_slice(chunk);
+        self.session.receive(&mut ciphertext.to_vec(), &mut take)?;
         Ok(plaintext)
     }
 
@@ -122,10 +100,11 @@ impl Pair {
         let mut sent = Vec::new();
         while self.session.has_unsent() {
             let send = |pieces: &[IoSlice<'_>]| {
-                pieces
-                    .iter()
-                    .for_each(|piece| sent.extend_from_slice(piece));
-                Ok(pieces.iter().map(|piece| piece.len()).sum())
+                let before = sent.len();
+                for piece in pieces {
+                    sent.extend_from_slice(piece);
+                }
+                Ok(sent.len() - before)
             };
             self.session.send_with(send).unwrap();
         }
@@ -133,12 +112,8 @@ impl Pair {
     }
 
     pub(super) fn write(&mut self, pieces: &[&[u8]]) -> io::Result<usize> {
-        self.session.write(
-            &pieces
-                .iter()
-                .map(|piece| IoSlice::new(piece))
-                .collect::<Vec<_>>(),
-        )
+        let slices = pieces.iter().map(|piece| IoSlice::new(piece));
+        self.session.write(&slices.collect::<Vec<_>>())
     }
 
     pub(super) fn peer_receives(&mut self, mut ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
@@ -149,6 +124,20 @@ impl Pair {
             let _ = self.peer.reader().read_to_end(&mut plaintext);
         }
         Ok(plaintext)
+    }
+
+    /// Checks that the peer receives these bytes of all that the session sends. Returns the lengths
+    /// of the records.
+    pub(super) fn assert_sends(&mut self, expected: &[u8]) -> Vec<usize> {
+        let sent = self.sent();
+        assert!(self.peer_receives(&sent).unwrap() == expected);
+        records(&sent)
+    }
+
+    /// All that the peer sends, in response to writes of `length` bytes of `plaintext`.
+    pub(super) fn peer_writes_in(&mut self, plaintext: &[u8], length: usize) -> Vec<u8> {
+        let parts = plaintext.chunks(length);
+        parts.flat_map(|part| self.peer_writes(part)).collect()
     }
 
     /// All that the peer sends.
@@ -176,12 +165,7 @@ impl Pair {
     }
 
     pub(super) fn assert_no_memory(&self) {
-        assert_eq!(
-            (
-                self.session.incomplete.capacity(),
-                self.session.outgoing.capacity()
-            ),
-            (0, 0)
-        );
+        assert_eq!(self.session.incomplete.capacity(), 0);
+        assert_eq!(self.session.outgoing.capacity(), 0);
     }
 }
