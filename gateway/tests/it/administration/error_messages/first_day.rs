@@ -176,7 +176,8 @@ fn an_admin_token_that_is_wrong_unreadable_or_lost() {
     }
     fs::remove_file(&token).unwrap();
     let mut command = day.list();
-    command.env("GW_ADMIN_URL", day.url());
+    // With the option: a configuration file goes before the variable.
+    command.args(["--admin-url", &day.url()]);
     command.arg("--config").arg(day.installation.config());
     let lost = "it is lost: start the gateway again, which makes a new one";
     assert_says(&end(&mut command).err, &["admin.token: ", lost]);
