@@ -5,20 +5,21 @@ mod waiting_header_lists;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use http::Method;
 
-use crate::support::eventually;
+use super::goaway;
 use crate::support::peers::caller::{Caller, HOST, Tls};
 use crate::support::peers::http2_frames::{
-    CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
-    WINDOW_UPDATE, frame,
+    CONTINUATION, END_STREAM, HEADERS, LAST, NO_WINDOW, RST_STREAM, WINDOW_UPDATE, frame, headers,
+    preface,
 };
 use crate::support::peers::proxy_protocol::{connect_through, tcp4_of};
 use crate::support::peers::{caller, http2_frames};
 use crate::support::scene::Scene;
+use crate::support::{SOON, eventually};
 
 /// A scene with one worker and these further lines of configuration.
 fn configured(configuration: &str) -> Scene {
@@ -41,14 +42,15 @@ fn connections(scene: &Scene) -> u64 {
 }
 
 fn is_served(scene: &Scene, caller: &mut Caller) {
-    caller.send(scene.get("/"));
-    let response = caller.response();
-    assert_eq!(
-        response.status,
-        200,
-        "{}",
-        String::from_utf8_lossy(&response.body)
-    );
+    let response = caller.ask(scene.get("/"));
+    let body = String::from_utf8_lossy(&response.body);
+    assert_eq!(response.status, 200, "{body}");
+}
+
+fn are_served(scene: &Scene, callers: &mut [Caller]) {
+    for caller in callers {
+        is_served(scene, caller);
+    }
 }
 
 /// Whether the gateway ends a new connection before TLS.
@@ -67,14 +69,10 @@ fn connections_per_address_are_limited() {
         (connections(&scene) == 0).then_some(())
     });
     let mut callers: Vec<Caller> = (0..4).map(|_| scene.connect()).collect();
-    callers
-        .iter_mut()
-        .for_each(|caller| is_served(&scene, caller));
+    are_served(&scene, &mut callers);
     assert!(is_refused(&scene));
     assert_eq!(count(&scene, "address_connections"), 1);
-    callers
-        .iter_mut()
-        .for_each(|caller| is_served(&scene, caller));
+    are_served(&scene, &mut callers);
     drop(callers.pop());
     eventually("a connection is accepted again", || {
         (!is_refused(&scene)).then_some(())
@@ -102,19 +100,17 @@ fn the_rate_of_new_connections_per_address_is_limited() {
 #[test]
 fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
     let scene = configured("trusted_proxies = [\"127.0.0.1/32\"]\nconnections_per_address = 1\n");
+    let from = |last| connect_through(&scene, &tcp4_of([198, 51, 100, last]));
     // Connections of the proxy itself are not limited.
     let mut own: Vec<Caller> = (0..5).map(|_| scene.connect()).collect();
-    own.iter_mut().for_each(|caller| is_served(&scene, caller));
-    let mut first = connect_through(&scene, &tcp4_of([198, 51, 100, 7]));
+    are_served(&scene, &mut own);
+    let mut first = from(7);
     is_served(&scene, &mut first);
-    let mut second = connect_through(&scene, &tcp4_of([198, 51, 100, 7]));
-    drop(second.stream.write_all(scene.get("/").as_bytes()));
+    let mut second = from(7);
+    let _ = second.stream.write_all(scene.get("/").as_bytes());
     assert!(second.try_response(&Method::GET).is_err());
     assert_eq!(count(&scene, "address_connections"), 1);
-    is_served(
-        &scene,
-        &mut connect_through(&scene, &tcp4_of([198, 51, 100, 8])),
-    );
+    is_served(&scene, &mut from(8));
     is_served(&scene, &mut first);
 }
 
@@ -122,31 +118,14 @@ fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
 fn handshakes_and_heads_that_take_too_long_are_closed() {
     let scene = Scene::service().agent().start();
     let mut bystander = scene.connect();
-    let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
-        thread::spawn(move || {
-            for byte in bytes.iter().cycle() {
-                if stream
-                    .write_all(&[*byte])
-                    .and_then(|()| stream.flush())
-                    .is_err()
-                {
-                    return;
-                }
-                thread::sleep(Duration::from_millis(100));
-            }
-        })
-    };
     let mut hello = Vec::new();
     caller::session(&scene.about, HOST, &[b"h2"], None)
         .write_tls(&mut hello)
         .unwrap();
     let dripping = [
-        drip(Box::new(caller::socket(&scene.about)), hello),
-        drip(
-            Box::new(scene.connect().stream),
-            b"GET / HTTP/1.1\r\nX: y".to_vec(),
-        ),
-        drip(Box::new(tls(&scene)), b"PRI * HTTP/2.0\r\n".to_vec()),
+        drip(caller::socket(&scene.about), hello),
+        drip(scene.connect().stream, b"GET / HTTP/1.1\r\nX: y".to_vec()),
+        drip(tls(&scene), b"PRI * HTTP/2.0\r\n".to_vec()),
     ];
     is_served(&scene, &mut bystander);
     for ended in dripping {
@@ -158,6 +137,19 @@ fn handshakes_and_heads_that_take_too_long_are_closed() {
     is_served(&scene, &mut bystander);
 }
 
+/// Sends a byte every 100 ms, until the connection ends.
+fn drip(mut stream: impl Write + Send + 'static, bytes: Vec<u8>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for byte in bytes.iter().cycle() {
+            let written = stream.write_all(&[*byte]);
+            if written.and_then(|()| stream.flush()).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    })
+}
+
 #[test]
 fn a_connection_with_many_refused_requests_is_closed() {
     let scene = Scene::service().agent().start();
@@ -167,19 +159,12 @@ fn a_connection_with_many_refused_requests_is_closed() {
         // longer than that.
         is_served(&scene, &mut bystander);
         let mut stranger = scene.connect();
-        let began = std::time::Instant::now();
-        let refused = (0..)
-            .take_while(|_| {
-                let request = format!("GET /none HTTP/1.1\r\nHost: {host}\r\n\r\n");
-                let sent = stranger
-                    .stream
-                    .write_all(request.as_bytes())
-                    .and_then(|()| stranger.stream.flush());
-                sent.is_ok() && stranger.try_response(&Method::GET).is_ok()
-            })
-            // A connection that is not closed would go on without an end.
-            .take(100_000)
-            .count();
+        let began = Instant::now();
+        let request = format!("GET /none HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let mut is_answered =
+            || stranger.try_send(&request).is_ok() && stranger.try_response(&Method::GET).is_ok();
+        // A connection that is not closed would go on without an end.
+        let refused = (0..100_000).take_while(|_| is_answered()).count();
         // The budget, plus the tokens refilled in the meantime.
         let refilled = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
         assert!(
@@ -207,10 +192,9 @@ fn tls(scene: &Scene) -> Tls {
 
 /// Sends `first`, then the result of `more` for each stream id, until the gateway ends the
 /// connection. Reads all frames, and returns the error code of a GOAWAY.
-fn flood(scene: &Scene, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
+fn flood(scene: &Scene, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u32> {
     let mut stream = tls(scene);
-    stream.write_all(PREFACE).unwrap();
-    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    stream.write_all(&preface(&[])).unwrap();
     stream.write_all(first).unwrap();
     stream.flush().unwrap();
     stream.sock.set_nonblocking(true).unwrap();
@@ -218,12 +202,9 @@ fn flood(scene: &Scene, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u
     let mut received = Vec::new();
     let mut chunk = vec![0; 64 * 1024];
     let mut rest = Vec::new();
-    let deadline = std::time::Instant::now() + crate::support::SOON;
+    let deadline = Instant::now() + SOON;
     loop {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the connection is still open"
-        );
+        assert!(Instant::now() < deadline, "the connection is still open");
         if rest.is_empty() {
             rest = more(id);
             id += 2;
@@ -249,19 +230,6 @@ fn flood(scene: &Scene, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u
     goaway(&received)
 }
 
-fn goaway(mut received: &[u8]) -> Option<u8> {
-    let mut code = None;
-    while let [a, b, c, kind, rest @ ..] = received {
-        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
-        if *kind == GOAWAY {
-            // Flags, stream id, last stream id, then the error code (RFC 9113 §6.8).
-            code = rest.get(12).copied();
-        }
-        received = rest.get(5 + length..).unwrap_or_default();
-    }
-    code
-}
-
 /// Number of connections that the gateway has ended because of abuse.
 fn ended_connections(scene: &Scene) -> u64 {
     ["frames", "resets", "refusals", "http2"]
@@ -270,68 +238,58 @@ fn ended_connections(scene: &Scene) -> u64 {
         .sum()
 }
 
+/// Name, the first frames, and the further ones for each stream id.
+type Flood<'a> = (&'a str, &'a [u8], &'a dyn Fn(u32) -> Vec<u8>);
+
 #[test]
 fn http2_floods_end_their_connection() {
-    const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
-    const PROTOCOL_ERROR: Option<u8> = Some(1);
+    const ENHANCE_YOUR_CALM: Option<u32> = Some(11);
+    const PROTOCOL_ERROR: Option<u32> = Some(1);
     // Requests with a valid key hold slots until the agent has processed the reset.
     let scene = Scene::service().agent().slots(1024).start();
     let mut bystander = scene.connect();
     // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer
     // than that.
     is_served(&scene, &mut bystander);
-    let key = scene.about.service_key.clone();
-    let request =
-        |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
-    let mut ended = 0;
-    let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
-        let goaway = flood(&scene, first, more);
-        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a
-        // stream that was reset long ago is a PROTOCOL_ERROR.
-        assert!(
-            [ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway),
-            "{what}: {goaway:?}"
-        );
-        ended += 1;
-        eventually(what, || (ended_connections(&scene) == ended).then_some(()));
-        is_served(&scene, &mut bystander);
-    };
-    ends("rapid reset", &[], &|id| {
-        [
-            request(id, Some(&key)),
-            frame(RST_STREAM, 0, id, &[0, 0, 0, 8]),
-        ]
-        .concat()
-    });
+    let of_stranger = |id: u32| headers(id, END_STREAM, &slow_get(None));
+    let key = Some(scene.about.service_key.as_str());
+    let request = |id: u32| headers(id, END_STREAM, &slow_get(key));
+    let reset = |id: u32| frame(RST_STREAM, 0, id, &[0, 0, 0, 8]);
     // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the
     // stream (CVE-2025-8671).
-    ends("made you reset", &[], &|id| {
-        [
-            request(id, Some(&key)),
-            frame(WINDOW_UPDATE, 0, id, &[0; 4]),
-        ]
-        .concat()
-    });
-    ends("more streams than allowed", &[], &|id| {
-        request(id, Some(&key))
-    });
-    ends("requests of a stranger", &[], &|id| request(id, None));
-    ends(
-        "continuations without end",
-        &frame(HEADERS, 0, 1, &[0x87]),
-        &|_| frame(CONTINUATION, 0, 1, &[]),
-    );
+    let invalid = |id: u32| frame(WINDOW_UPDATE, 0, id, &[0; 4]);
+    let unfinished = frame(HEADERS, 0, 1, &[0x87]);
     // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a
     // thousand times.
     let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
     bomb.extend([b'y'; 4000]);
-    bomb.extend([0x80 | 62; 1000]);
-    ends("header blocks that grow", &[], &|id| {
-        frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb)
-    });
-    ends("window updates", &[], &|_| {
-        frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
-    });
+    bomb.extend([LAST; 1000]);
+    let floods: [Flood<'_>; 7] = [
+        ("rapid reset", &[], &|id| [request(id), reset(id)].concat()),
+        ("made you reset", &[], &|id| {
+            [request(id), invalid(id)].concat()
+        }),
+        ("more streams than allowed", &[], &request),
+        ("requests of a stranger", &[], &of_stranger),
+        ("continuations without end", &unfinished, &|_| {
+            frame(CONTINUATION, 0, 1, &[])
+        }),
+        ("header blocks that grow", &[], &|id| {
+            headers(id, END_STREAM, &bomb)
+        }),
+        ("window updates", &[], &|_| {
+            frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+        }),
+    ];
+    for (ended, (what, first, more)) in (1..).zip(floods) {
+        let goaway = flood(&scene, first, more);
+        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a
+        // stream that was reset long ago is a PROTOCOL_ERROR.
+        let expected = [ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None];
+        assert!(expected.contains(&goaway), "{what}: {goaway:?}");
+        eventually(what, || (ended_connections(&scene) == ended).then_some(()));
+        is_served(&scene, &mut bystander);
+    }
     scene.wait_until_slots_are_free();
 }
 
@@ -343,20 +301,11 @@ fn unread_error_responses_are_given_up() {
     // From now on the connection is idle, for longer than the limit of the first head allows.
     is_served(&scene, &mut bystander);
     let mut stream = tls(&scene);
-    stream.write_all(PREFACE).unwrap();
-    // SETTINGS_INITIAL_WINDOW_SIZE is 0, so the gateway cannot send a body.
-    stream
-        .write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]))
-        .unwrap();
+    // Without a window the gateway cannot send a body.
+    stream.write_all(&preface(NO_WINDOW)).unwrap();
     for number in 0..REQUESTS {
-        stream
-            .write_all(&frame(
-                HEADERS,
-                END_HEADERS | END_STREAM,
-                2 * number + 1,
-                &slow_get(None),
-            ))
-            .unwrap();
+        let request = headers(2 * number + 1, END_STREAM, &slow_get(None));
+        stream.write_all(&request).unwrap();
     }
     stream.flush().unwrap();
     eventually("all refusals are given up", || {

@@ -2,15 +2,13 @@
 
 use std::sync::mpsc;
 
-use gw_shared::net::TlsStream;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
+use super::{FrameCaller, error_code};
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
-use crate::support::peers::http2_caller::{on_a_reactor, tls};
+use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::http2_frames::{
-    self, ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE,
-    PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
+    self, ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, PREFACE,
+    PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame, preface,
 };
 use crate::support::scene::Scene;
 
@@ -23,37 +21,19 @@ const FLOW_CONTROL_ERROR: u32 = 3;
 const FRAME_SIZE_ERROR: u32 = 6;
 const REFUSED_STREAM: u32 = 7;
 
-/// A received frame.
-#[derive(Debug, PartialEq, Eq)]
-struct Received {
-    kind: u8,
-    flags: u8,
-    stream: u32,
-    payload: Vec<u8>,
-}
-
-impl Received {
-    /// The error code of RST_STREAM or GOAWAY.
-    fn code(&self) -> u32 {
-        let at = if self.kind == GOAWAY { 4 } else { 0 };
-        u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
-    }
-}
-
 /// Sends `sent` on a new connection. Returns the frames up to the one for which `is_last` is true,
 /// or to the end of the connection.
-fn exchange(scene: &Scene, sent: &[u8], is_last: impl Fn(&Received) -> bool) -> Vec<Received> {
+fn exchange(scene: &Scene, sent: &[u8], is_last: impl Fn(&Frame) -> bool) -> Vec<Frame> {
     on_a_reactor(async {
-        let mut stream = tls(&scene.about).await;
-        AsyncWriteExt::write_all(&mut stream, sent).await.unwrap();
-        AsyncWriteExt::flush(&mut stream).await.unwrap();
+        let mut caller = FrameCaller::connect(scene).await;
+        caller.send(sent).await;
         let mut frames = Vec::new();
-        while let Some(frame) = receive(&mut stream).await {
+        while let Some(frame) = caller.next().await {
             let ends = is_last(&frame);
             frames.push(frame);
             if ends {
                 // Fails if the gateway has closed the connection.
-                let _ = stream.close().await;
+                let _ = caller.stream.close().await;
                 break;
             }
         }
@@ -61,23 +41,9 @@ fn exchange(scene: &Scene, sent: &[u8], is_last: impl Fn(&Received) -> bool) -> 
     })
 }
 
-/// The next frame; `None` at the end of the connection.
-async fn receive(stream: &mut TlsStream) -> Option<Received> {
-    let mut head = [0; 9];
-    stream.read_exact(&mut head).await.ok()?;
-    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
-    stream.read_exact(&mut payload).await.unwrap();
-    Some(Received {
-        kind: head[3],
-        flags: head[4],
-        stream: u32::from_be_bytes(head[5..].try_into().unwrap()),
-        payload,
-    })
-}
-
 /// The beginning of a connection, and `frames`.
 fn connection(frames: &[Vec<u8>]) -> Vec<u8> {
-    [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frames.concat()].concat()
+    [preface(&[]), frames.concat()].concat()
 }
 
 fn setting(id: u16, value: u32) -> Vec<u8> {
@@ -97,8 +63,7 @@ fn post(scene: &Scene) -> Vec<(&str, &str)> {
 }
 
 fn headers(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
-    let block = http2_frames::block(fields);
-    frame(HEADERS, END_HEADERS | flags, stream, &block)
+    http2_frames::headers(stream, flags, &http2_frames::block(fields))
 }
 
 /// Beginnings of a request on stream 1.
@@ -263,30 +228,27 @@ fn violations_of_the_framing_end_the_connection() {
     let scene = Scene::service().agent().start();
     let fields = post(&scene);
     let open = headers(1, 0, &fields);
-    let done = headers(
-        1,
-        END_STREAM,
-        &[&fields[..3], &[(":path", "/slow?ms=60000"), fields[4]]].concat(),
-    );
+    let slow = [&fields[..3], &[(":path", "/slow?ms=60000"), fields[4]]].concat();
+    let done = headers(1, END_STREAM, &slow);
     let begun = frame(HEADERS, 0, 1, &http2_frames::block(&fields));
     let at = Beginnings { open, done, begun };
     for (name, code, violation) in VIOLATIONS {
         let received = exchange(&scene, &connection(&violation(&at)), |_| false);
         let goaway = received.iter().rfind(|frame| frame.kind == GOAWAY);
-        assert_eq!(
-            goaway.map(|frame| (frame.stream, frame.code())),
-            Some((0, *code)),
-            "{name}: {received:?}"
-        );
+        let goaway = goaway.map(|frame| (frame.stream, error_code(frame)));
+        assert_eq!(goaway, Some((0, *code)), "{name}: {received:?}");
     }
-    // Not HTTP/2, so that GOAWAY may be left out (RFC 9113 §3.4).
-    let preface = [&PREFACE[..16], b"XX\r\n\r\n"].concat();
-    let received = exchange(&scene, &preface, |_| false);
-    assert!(
-        received.iter().all(|frame| frame.kind == SETTINGS),
-        "{received:?}"
-    );
     scene.wait_until_slots_are_free();
+}
+
+/// Not HTTP/2, so that GOAWAY may be left out (RFC 9113 §3.4).
+#[test]
+fn another_preface_ends_the_connection() {
+    let scene = Scene::service().start();
+    let other = [&PREFACE[..16], b"XX\r\n\r\n"].concat();
+    let received = exchange(&scene, &other, |_| false);
+    let is_settings = |frame: &Frame| frame.kind == SETTINGS;
+    assert!(received.iter().all(is_settings), "{received:?}");
 }
 
 /// The requests that arrive at a backend.
@@ -392,27 +354,28 @@ fn malformed_requests_are_not_forwarded() {
     is_malformed(&scene, "trailers without END_STREAM", &trailers);
     scene.wait_until_slots_are_free();
     assert_eq!(seen.try_iter().count(), 0);
+}
 
-    // The h2 crate drops pseudo-header fields of trailers.
-    let trailers = [
-        headers(1, 0, &whole),
-        headers(1, END_STREAM, &[(":path", "/other")]),
-    ];
-    let is_answer = |frame: &Received| frame.kind == HEADERS;
-    let received = exchange(&scene, &connection(&trailers), is_answer);
+/// The h2 crate drops them.
+#[test]
+fn pseudo_header_fields_of_trailers_are_ignored() {
+    let (url, seen) = counting();
+    let scene = Scene::service().agent_to(url).start();
+    let trailers = headers(1, END_STREAM, &[(":path", "/other")]);
+    let sent = connection(&[headers(1, 0, &post(&scene)), trailers]);
+    let received = exchange(&scene, &sent, |frame| frame.kind == HEADERS);
     assert_eq!(received.last().map(|frame| frame.payload[0]), Some(OK));
     assert_eq!(seen.try_iter().count(), 1);
 }
 
 #[test]
 fn trailers_of_a_switched_stream_reset_it() {
-    let scene = Scene::service()
-        .agent_to(backend::start(|mut peer| {
-            peer.request_head().unwrap();
-            peer.send("HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhello");
-            assert!(peer.is_closed());
-        }))
-        .start();
+    let backend = backend::start(|mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhello");
+        assert!(peer.is_closed());
+    });
+    let scene = Scene::service().agent_to(backend).start();
     let connect = [
         (":method", "CONNECT"),
         (":protocol", "x"),
@@ -422,34 +385,23 @@ fn trailers_of_a_switched_stream_reset_it() {
         ("x-gw-service-key", &scene.about.service_key),
     ];
     on_a_reactor(async {
-        let mut stream = tls(&scene.about).await;
-        let send = async |stream: &mut TlsStream, sent: Vec<u8>| {
-            AsyncWriteExt::write_all(stream, &sent).await.unwrap();
-            AsyncWriteExt::flush(stream).await.unwrap();
-        };
-        send(&mut stream, connection(&[headers(1, 0, &connect)])).await;
-        while receive(&mut stream).await.unwrap().kind != DATA {}
-        send(&mut stream, headers(1, END_STREAM, &[("y", "1")])).await;
-        let reset = loop {
-            let frame = receive(&mut stream).await.unwrap();
-            if frame.kind == RST_STREAM {
-                break frame;
-            }
-        };
-        assert_eq!((reset.stream, reset.code()), (1, PROTOCOL_ERROR));
+        let mut caller = FrameCaller::connect(&scene).await;
+        caller.send(&connection(&[headers(1, 0, &connect)])).await;
+        caller.until(|frame| frame.kind == DATA).await;
+        caller.send(&headers(1, END_STREAM, &[("y", "1")])).await;
+        let reset = caller.until(|frame| frame.kind == RST_STREAM).await;
+        assert_eq!((reset.stream, error_code(&reset)), (1, PROTOCOL_ERROR));
     });
     scene.wait_until_slots_are_free();
 }
 
 /// Asserts that the frames end their stream, or the connection, with `PROTOCOL_ERROR`.
 fn is_malformed(scene: &Scene, name: &str, frames: &[Vec<u8>]) {
-    let is_end = |frame: &Received| [RST_STREAM, GOAWAY, HEADERS].contains(&frame.kind);
+    let is_end = |frame: &Frame| [RST_STREAM, GOAWAY, HEADERS].contains(&frame.kind);
     let received = exchange(scene, &connection(frames), is_end);
     let end = received.last().unwrap();
-    assert!(
-        end.kind != HEADERS && end.code() == PROTOCOL_ERROR,
-        "{name}: {received:?}"
-    );
+    let is_refused = end.kind != HEADERS && error_code(end) == PROTOCOL_ERROR;
+    assert!(is_refused, "{name}: {received:?}");
 }
 
 /// `:status: 200` in HPACK's static table (RFC 7541 appendix A).
@@ -487,72 +439,66 @@ fn what_an_endpoint_ignores_leaves_the_connection_usable() {
         answers.get() == 2
     });
     let of = |kind: u8| received.iter().filter(move |frame| frame.kind == kind);
-    the_settings_are_valid(&received[0]);
     let acknowledged = of(SETTINGS).filter(|frame| frame.flags == ACK && frame.payload.is_empty());
     assert_eq!((acknowledged.count(), of(SETTINGS).count()), (2, 3));
-    let pings: Vec<_> = of(PING)
-        .map(|frame| (frame.flags, &frame.payload[..]))
-        .collect();
-    assert_eq!(pings, [(ACK, &b"question"[..])]);
-    let resets: Vec<_> = of(RST_STREAM)
-        .map(|frame| (frame.stream, frame.code()))
-        .collect();
-    assert!(
-        resets.is_empty() || resets == [(1, PROTOCOL_ERROR)],
-        "{resets:?}"
-    );
-    let mut answered: Vec<_> = of(HEADERS)
-        .map(|frame| (frame.stream, frame.payload[0]))
-        .collect();
+    let pings = of(PING).map(|frame| (frame.flags, &frame.payload[..]));
+    assert_eq!(pings.collect::<Vec<_>>(), [(ACK, &b"question"[..])]);
+    let resets = of(RST_STREAM).map(|frame| (frame.stream, error_code(frame)));
+    let resets: Vec<_> = resets.collect();
+    let is_as_malformed = resets.is_empty() || resets == [(1, PROTOCOL_ERROR)];
+    assert!(is_as_malformed, "{resets:?}");
+    let answered = of(HEADERS).map(|frame| (frame.stream, frame.payload[0]));
+    let mut answered: Vec<_> = answered.collect();
     answered.sort_unstable();
     assert_eq!(answered, [(3, OK), (7, OK)], "{received:?}");
     assert_eq!(of(GOAWAY).count(), 0);
 }
 
-fn the_settings_are_valid(first: &Received) {
+/// The settings in the first frame of the gateway: identifiers and values.
+fn settings(received: &[Frame]) -> Vec<(u16, u32)> {
+    let first = &received[0];
     assert_eq!((first.kind, first.flags & ACK), (SETTINGS, 0));
-    let settings: Vec<(u8, u32)> = first
-        .payload
-        .chunks(6)
-        .map(|setting| {
-            (
-                setting[1],
-                u32::from_be_bytes(setting[2..].try_into().unwrap()),
-            )
-        })
-        .collect();
+    let setting = |bytes: &[u8]| {
+        let value = u32::from_be_bytes(bytes[2..].try_into().unwrap());
+        (u16::from_be_bytes([bytes[0], bytes[1]]), value)
+    };
+    first.payload.chunks(6).map(setting).collect()
+}
+
+#[test]
+fn the_gateway_begins_with_valid_settings() {
+    const ENABLE_PUSH: u16 = 2;
+    const MAX_FRAME_SIZE: u16 = 5;
+    const ENABLE_CONNECT_PROTOCOL: u16 = 8;
+    let scene = Scene::service().start();
+    let settings = settings(&exchange(&scene, &connection(&[]), |_| true));
     for (id, value) in &settings {
-        let is_valid = match id {
-            // ENABLE_PUSH, MAX_FRAME_SIZE
-            2 => *value == 0,
-            5 => (16_384..1 << 24).contains(value),
+        let is_valid = match *id {
+            ENABLE_PUSH => *value == 0,
+            MAX_FRAME_SIZE => (16_384..1 << 24).contains(value),
             _ => true,
         };
         assert!(is_valid, "{settings:?}");
     }
-    assert!(
-        settings.contains(&(8, 1)),
-        "ENABLE_CONNECT_PROTOCOL: {settings:?}"
-    );
+    let connect_protocol = (ENABLE_CONNECT_PROTOCOL, 1);
+    assert!(settings.contains(&connect_protocol), "{settings:?}");
 }
 
 #[test]
 fn a_stream_beyond_the_limit_is_refused() {
+    const MAX_CONCURRENT_STREAMS: u16 = 3;
+    const LIMIT: u32 = 100;
     let scene = Scene::service().agent().start();
     let fields = post(&scene);
-    let open: Vec<_> = (0..=100)
-        .map(|number| headers(2 * number + 1, 0, &fields))
-        .collect();
-    let received = exchange(&scene, &connection(&open), |frame| frame.kind == RST_STREAM);
-    let limit = received[0]
-        .payload
-        .chunks(6)
-        .find(|setting| setting[1] == 3);
-    assert_eq!(
-        limit.map(|setting| &setting[2..]),
-        Some(&[0, 0, 0, 100][..])
-    );
-    let refused = received.last().map(|frame| (frame.stream, frame.code()));
-    assert_eq!(refused, Some((201, REFUSED_STREAM)));
+    let open = (0..=LIMIT).map(|number| headers(2 * number + 1, 0, &fields));
+    let sent = connection(&open.collect::<Vec<_>>());
+    let received = exchange(&scene, &sent, |frame| frame.kind == RST_STREAM);
+    let mut limits = settings(&received);
+    limits.retain(|(id, _)| *id == MAX_CONCURRENT_STREAMS);
+    assert_eq!(limits, [(MAX_CONCURRENT_STREAMS, LIMIT)]);
+    let refused = received
+        .last()
+        .map(|frame| (frame.stream, error_code(frame)));
+    assert_eq!(refused, Some((2 * LIMIT + 1, REFUSED_STREAM)));
     scene.wait_until_slots_are_free();
 }

@@ -1,16 +1,17 @@
 //! Memory of the gateway process for callers that keep their connections.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response};
 
+use super::with_one_worker;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_backend;
 use crate::support::peers::http2_frames::{
-    self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE,
-    frame, get_with_padding, indexed,
+    self, CONTINUATION, END_HEADERS, END_STREAM, Frame, HEADERS, WINDOW_UPDATE, frame,
+    get_with_padding, indexed, preface,
 };
 use crate::support::processes::prepared::Prepared;
 use crate::support::scene::About;
@@ -24,18 +25,23 @@ const CONNECTION: usize = 18 * 1024;
 /// Memory of the process that does not depend on the number of connections.
 const PROCESS: usize = 4 * 1024 * 1024;
 
+/// Opens a connection that has sent no request.
+fn begin(about: &About) -> Tls {
+    let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
+    stream.write_all(&preface(&[])).unwrap();
+    stream
+}
+
 /// Opens a connection, sends its requests one after another, and receives the responses. Each
 /// request adds a small field and its path to the table of the gateway's decoder (RFC 7541 §2.3.2),
 /// and fills more than half of the gateway's read buffer, so that the next request needs another
 /// buffer.
 fn connection(about: &About) -> Tls {
-    let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
-    stream.write_all(PREFACE).unwrap();
-    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    let mut stream = begin(about);
     for number in 0..REQUESTS {
         let id = 2 * number + 1;
         let block = get_with_padding(number, 5000);
-        let request = frame(HEADERS, END_HEADERS | END_STREAM, id, &block);
+        let request = http2_frames::headers(id, END_STREAM, &block);
         stream.write_all(&request).unwrap();
         until_answered(&mut stream, id);
     }
@@ -83,21 +89,15 @@ fn an_idle_http2_connection_keeps_nothing_of_large_heads() {
         stream.send_data(Bytes::from_static(b"body"), true).unwrap();
     });
     let prepared = Prepared::new();
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let agent = prepared.run_agent(gateway.address.port(), &backend);
     eventually("the tunnel is open", || {
-        let mut caller = prepared.connect(gateway.address);
-        caller.send(
-            prepared
-                .get("/")
-                .replace("\r\n\r\n", "\r\nx-number: 0\r\n\r\n"),
-        );
-        (caller.response().status == 200).then_some(())
+        let get = prepared.get("/");
+        let get = get.replace("\r\n\r\n", "\r\nx-number: 0\r\n\r\n");
+        let response = prepared.connect(gateway.address).ask(get);
+        (response.status == 200).then_some(())
     });
-    let about = prepared.about(gateway.address);
-    let mut stream = Tls::new(session(&about, HOST, &[b"h2"], None), socket(&about));
-    stream.write_all(PREFACE).unwrap();
-    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    let mut stream = begin(&prepared.about(gateway.address));
     let mut exchanges = |from: u32, number: &dyn Fn(u32) -> String| {
         for at in from..from + EXCHANGES {
             // Room for the response.
@@ -122,13 +122,8 @@ fn an_idle_http2_connection_keeps_nothing_of_large_heads() {
 /// Receives frames up to the end of the stream.
 fn until_answered(stream: &mut Tls, id: u32) {
     loop {
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).unwrap();
-        let [a, b, c, kind, flags, stream_id @ ..] = head;
-        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-        stream.read_exact(&mut payload).unwrap();
-        let ends = matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0;
-        if ends && u32::from_be_bytes(stream_id) == id {
+        let frame = Frame::read(stream).unwrap();
+        if frame.ends_stream() && frame.stream == id {
             return;
         }
     }
@@ -137,7 +132,7 @@ fn until_answered(stream: &mut Tls, id: u32) {
 #[test]
 fn an_idle_http2_connection_holds_little_memory() {
     let prepared = Prepared::new();
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let about = prepared.about(gateway.address);
     // The first connections allocate what the process keeps.
     drop((0..50).map(|_| connection(&about)).collect::<Vec<_>>());

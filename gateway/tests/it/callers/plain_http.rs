@@ -9,15 +9,16 @@ use std::thread;
 use http::Method;
 use socket2::Socket;
 
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http1_peer::{Peer, Response};
 use crate::support::peers::is_open;
+use crate::support::peers::proxy_protocol::{socket_from, trusted};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, has_ended};
 use crate::support::processes::successor::replace;
 use crate::support::programs::usable;
-use crate::support::{SOON, eventually};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const APEX: &str = "eu1.gw.localhost";
@@ -64,13 +65,6 @@ impl Redirecting {
         answer(self.http, bytes)
     }
 
-    /// The address to which `bytes` are redirected.
-    fn location(&self, bytes: impl AsRef<[u8]>) -> String {
-        let response = self.answer(bytes);
-        assert_eq!(response.status, 308);
-        response.header("location").to_owned()
-    }
-
     /// `http://HOST:PORT`, as a client without a mapping of ports names the listener.
     fn origin(&self, host: &str) -> String {
         format!("{host}:{}", self.http.port())
@@ -83,20 +77,20 @@ impl Redirecting {
 }
 
 fn connect(to: SocketAddr, from: Ipv4Addr) -> Peer<TcpStream> {
-    let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
-    socket.connect(&to.into()).unwrap();
-    let stream = TcpStream::from(socket);
+    let stream = socket_from(from, to);
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
     Peer::new(stream)
+}
+
+/// A request for the service.
+fn get() -> String {
+    format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n")
 }
 
 /// The answer to `bytes`, after which the connection has to end.
 fn answer(to: SocketAddr, bytes: impl AsRef<[u8]>) -> Response {
     let mut peer = connect(to, Ipv4Addr::LOCALHOST);
-    peer.send(bytes);
-    let response = peer.response();
+    let response = peer.ask(bytes);
     assert!(!response.header("x-gw-request-id").is_empty());
     assert_eq!(response.header("connection"), "close");
     assert!(peer.is_closed());
@@ -108,29 +102,50 @@ fn requests_for_hosts_of_the_region_are_redirected_with_path_and_query() {
     let gateway = Redirecting::start("");
     let origin = gateway.origin(HOST);
     let secure = gateway.secure(HOST);
-    let get = format!("GET /a%20b/../c?d=e&f HTTP/1.1\r\nHost: {origin}\r\n\r\n");
-    assert_eq!(gateway.location(get), format!("{secure}/a%20b/../c?d=e&f"));
+    let host = format!("Host: {origin}\r\n");
     // The body is read and dropped, so that the client gets the answer.
     let body = "x".repeat(300_000);
-    let post = format!(
-        "POST /p HTTP/1.1\r\nHost: {origin}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    assert_eq!(gateway.location(post), format!("{secure}/p"));
-    let absolute = format!("GET http://{origin}/x?y HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
-    assert_eq!(gateway.location(absolute), format!("{secure}/x?y"));
-    let old = format!("GET /old HTTP/1.0\r\nHost: {origin}\r\n\r\n");
-    assert_eq!(gateway.location(old), format!("{secure}/old"));
-    let upper = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", APEX.to_uppercase());
-    assert_eq!(gateway.location(upper), format!("https://{APEX}/"));
+    let body = format!("Content-Length: 300000\r\n\r\n{body}");
     let key = gateway.prepared.service_key();
-    let with_key = format!("GET / HTTP/1.1\r\nHost: {origin}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
-    assert_eq!(gateway.location(with_key), format!("{secure}/"));
+    for (request, expected) in [
+        (
+            format!("GET /a%20b/../c?d=e&f HTTP/1.1\r\n{host}\r\n"),
+            format!("{secure}/a%20b/../c?d=e&f"),
+        ),
+        (
+            format!("POST /p HTTP/1.1\r\n{host}{body}"),
+            format!("{secure}/p"),
+        ),
+        (
+            format!("GET http://{origin}/x?y HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n"),
+            format!("{secure}/x?y"),
+        ),
+        (
+            format!("GET /old HTTP/1.0\r\n{host}\r\n"),
+            format!("{secure}/old"),
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", APEX.to_uppercase()),
+            format!("https://{APEX}/"),
+        ),
+        (
+            format!("GET / HTTP/1.1\r\n{host}X-Gw-Service-Key: {key}\r\n\r\n"),
+            format!("{secure}/"),
+        ),
+    ] {
+        let response = gateway.answer(&request);
+        assert_eq!(response.status, 308, "{request:.60}");
+        assert_eq!(response.header("location"), expected, "{request:.60}");
+    }
+}
 
+#[test]
+fn the_response_to_head_ends_with_its_head() {
+    let gateway = Redirecting::start("");
     let mut peer = gateway.connect();
     peer.send("HEAD / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
-    let head = peer.response_to(&Method::HEAD);
-    assert_eq!((head.status.as_u16(), peer.is_closed()), (421, true));
+    assert_eq!(peer.response_to(&Method::HEAD).status, 421);
+    assert!(peer.is_closed());
 }
 
 #[test]
@@ -152,40 +167,39 @@ fn other_hosts_and_heads_that_are_not_valid_are_refused() {
         format!("CONNECT {APEX}:443 HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
     ];
-    let large = format!(
-        "GET / HTTP/1.1\r\nHost: {APEX}\r\nA: {}\r\n\r\n",
-        "x".repeat(20_000)
-    );
-    let misdirected = misdirected
-        .iter()
-        .map(|bytes| (bytes, 421, "GW_MISDIRECTED"));
-    let malformed = malformed.iter().map(|bytes| (bytes, 400, "GW_BAD_REQUEST"));
-    let large = (&large, 502, "GW_HEADERS_TOO_LARGE");
-    for (bytes, status, code) in misdirected.chain(malformed).chain([large]) {
-        let response = gateway.answer(bytes);
-        assert_eq!(
-            (response.status.as_u16(), &response.code()[..]),
-            (status, code),
-            "{bytes:.60}"
-        );
-        assert_eq!(response.header("location"), "");
+    let field = "x".repeat(20_000);
+    let large = [format!(
+        "GET / HTTP/1.1\r\nHost: {APEX}\r\nA: {field}\r\n\r\n"
+    )];
+    let cases: [(u16, &str, &[String]); 3] = [
+        (421, "GW_MISDIRECTED", &misdirected),
+        (400, "GW_BAD_REQUEST", &malformed),
+        (502, "GW_HEADERS_TOO_LARGE", &large),
+    ];
+    for (status, code, requests) in cases {
+        for request in requests {
+            let response = gateway.answer(request);
+            assert_eq!(response.status, status, "{request:.60}");
+            assert_eq!(response.code(), code, "{request:.60}");
+            assert_eq!(response.header("location"), "", "{request:.60}");
+        }
     }
 }
 
 #[test]
 fn no_challenge_is_answered_that_is_not_open() {
+    const CHALLENGES: &str = "/.well-known/acme-challenge/";
+    const TOKEN: &str = "evaGxfADs6pSRb2LAv9IZf17Dt3juxGJ-PCt92wr-oA";
     let gateway = Redirecting::start("");
-    let path = "/.well-known/acme-challenge/evaGxfADs6pSRb2LAv9IZf17Dt3juxGJ-PCt92wr-oA";
-    for path in [
-        path,
-        "/.well-known/acme-challenge/",
-        "/.well-known/acme-challenge/a/../b",
+    for (host, token, expected) in [
+        (HOST, TOKEN, 404),
+        (HOST, "", 404),
+        (HOST, "a/../b", 404),
+        ("elsewhere.example", TOKEN, 421),
     ] {
-        let get = format!("GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
-        assert_eq!(gateway.answer(get).status, 404, "{path}");
+        let get = format!("GET {CHALLENGES}{token} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        assert_eq!(gateway.answer(&get).status, expected, "{get}");
     }
-    let elsewhere = format!("GET {path} HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
-    assert_eq!(gateway.answer(elsewhere).status, 421);
 }
 
 #[test]
@@ -198,20 +212,14 @@ fn curl_follows_a_redirect_to_the_service() {
         .prepared
         .run_agent(gateway.served.address.port(), &backend::answering(OK));
     gateway.prepared.wait_for_tunnel(gateway.served.address);
+    let key = format!("X-Gw-Service-Key: {}", gateway.prepared.service_key());
+    let counts = " %{http_code} %{num_redirects}";
     let curl = |options: &[&str]| {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--location", "--cacert"])
             .arg(gateway.prepared.path("data/dev-ca.crt"))
-            .args([
-                "--connect-to",
-                "::127.0.0.1:",
-                "--write-out",
-                " %{http_code} %{num_redirects}",
-            ])
-            .args([
-                "--header",
-                &format!("X-Gw-Service-Key: {}", gateway.prepared.service_key()),
-            ])
+            .args(["--connect-to", "::127.0.0.1:", "--write-out", counts])
+            .args(["--header", &key])
             .args(options)
             .arg(format!("http://{}/path", gateway.origin(HOST)));
         let output = curl.output().unwrap();
@@ -239,11 +247,9 @@ fn a_slow_head_ends_and_does_not_keep_others_out() {
             peer
         })
         .collect();
-    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
     for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 9)] {
-        let mut peer = gateway.connect_from(address);
-        peer.send(&get);
-        assert_eq!(peer.response().status, 308);
+        let response = gateway.connect_from(address).ask(get());
+        assert_eq!(response.status, 308, "{address}");
     }
     // Each of two workers keeps 64 of them.
     eventually("the oldest have given way", || {
@@ -292,8 +298,7 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
         });
         // The worker reads in the order of arrival.
         let mut caller = gateway.prepared.connect(gateway.served.address);
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
-        assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+        assert_eq!(caller.ask(get()).code(), "GW_AUTH_REQUIRED");
         let growth = gateway.served.resident().saturating_sub(before);
         let are_held = all[2..].iter().all(is_open) && !all[..2].iter().any(is_open);
         are_held.then_some(growth)
@@ -322,18 +327,12 @@ fn connections_count_for_their_address() {
 }
 
 #[test]
-fn a_proxy_announces_its_clients() {
-    let gateway = Redirecting::start(
-        "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n",
-    );
-    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
-    let mut through = gateway.connect();
-    through.send(format!(
-        "PROXY TCP4 198.51.100.7 192.0.2.1 4660 80\r\n{get}"
-    ));
-    assert_eq!(through.response().status, 308);
+fn a_proxy_has_to_announce_its_clients() {
+    let gateway = Redirecting::start(&trusted(&[("127.0.0.1", "required")]));
+    let announced = format!("PROXY TCP4 198.51.100.7 192.0.2.1 4660 80\r\n{}", get());
+    assert_eq!(gateway.connect().ask(announced).status, 308);
     let mut without = gateway.connect();
-    without.send(&get);
+    without.send(get());
     let mut said = Vec::new();
     match without.stream.read_to_end(&mut said) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
@@ -344,7 +343,7 @@ fn a_proxy_announces_its_clients() {
 #[test]
 fn redirects_go_on_while_the_process_is_replaced() {
     let gateway = Redirecting::start("");
-    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    let get = get();
     let mut begun = gateway.connect();
     begun.send(&get[..20]);
     let is_replaced = AtomicBool::new(false);

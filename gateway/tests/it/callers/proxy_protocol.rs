@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::support::peers::caller;
-use crate::support::peers::caller::{Caller, HOST, Tls};
-use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::proxy_protocol::{
     SIGNATURE, begin_with, connect_through, socket_from, tcp4_of, trusted,
 };
@@ -57,23 +56,22 @@ fn behind_declared_proxies() -> Scene {
 }
 
 fn start(configuration: &str) -> Scene {
-    Scene::service()
-        .agent()
-        .configuration(configuration)
-        .hand_over("always")
-        .start()
+    let scene = Scene::service().agent().configuration(configuration);
+    scene.hand_over("always").start()
 }
 
 /// Value of `X-Forwarded-For` at the backend.
 fn forwarded_for(scene: &Scene, caller: &mut Caller) -> String {
-    caller.send(scene.get("/"));
-    let seen = caller.response().json();
+    let seen = caller.ask(scene.get("/")).json();
     let fields = seen["headers"].as_array().unwrap();
-    let field = fields
-        .iter()
-        .find(|field| field[0] == "x-forwarded-for")
-        .unwrap();
-    field[1].as_str().unwrap().to_owned()
+    let mut fields = fields.iter();
+    let field = fields.find(|field| field[0] == "x-forwarded-for");
+    field.unwrap()[1].as_str().unwrap().to_owned()
+}
+
+/// Value of `X-Forwarded-For` behind a connection that begins with this header.
+fn announced_by(scene: &Scene, header: &[u8]) -> String {
+    forwarded_for(scene, &mut connect_through(scene, header))
 }
 
 /// Bytes that the gateway sends before it ends a connection that begins with `beginning`.
@@ -90,6 +88,9 @@ fn refused(mut socket: TcpStream, beginning: &[u8]) -> Vec<u8> {
     }
 }
 
+/// First byte of an alert (RFC 8446 §5.1), which refuses what is not TLS.
+const ALERT: u8 = 21;
+
 fn handshake_failures(scene: &Scene) -> u64 {
     scene.metrics().count("gw_handshake_failures_total")
 }
@@ -99,14 +100,8 @@ fn the_announced_source_is_the_client_address() {
     let scene = behind_a_proxy();
     // Enough connections for each worker to accept some of them.
     for _ in 0..8 {
-        assert_eq!(
-            forwarded_for(&scene, &mut connect_through(&scene, &tcp4())),
-            "198.51.100.7"
-        );
-        assert_eq!(
-            forwarded_for(&scene, &mut connect_through(&scene, &tcp6())),
-            "2001:db8::7"
-        );
+        assert_eq!(announced_by(&scene, &tcp4()), "198.51.100.7");
+        assert_eq!(announced_by(&scene, &tcp6()), "2001:db8::7");
     }
 }
 
@@ -117,11 +112,8 @@ fn a_header_may_arrive_byte_by_byte() {
     for byte in tcp6() {
         socket.write_all(&[byte]).unwrap();
     }
-    let session = caller::session(&scene.about, HOST, &[b"http/1.1"], None);
-    assert_eq!(
-        forwarded_for(&scene, &mut Peer::new(Tls::new(session, socket))),
-        "2001:db8::7"
-    );
+    let mut caller = begin_with(&scene, b"", socket);
+    assert_eq!(forwarded_for(&scene, &mut caller), "2001:db8::7");
 }
 
 #[test]
@@ -130,10 +122,7 @@ fn local_headers_and_connections_without_a_header_are_accepted() {
     let local = [SIGNATURE, b"\x20\x00\x00\x00"].concat();
     let unspecified = [SIGNATURE, b"\x21\x00\x00\x03abc"].concat();
     for header in [local, unspecified, Vec::new()] {
-        assert_eq!(
-            forwarded_for(&scene, &mut connect_through(&scene, &header)),
-            "127.0.0.1"
-        );
+        assert_eq!(announced_by(&scene, &header), "127.0.0.1", "{header:?}");
     }
     // The agent's tunnel was opened without a header as well.
     assert_eq!(scene.tunnels().len(), 1);
@@ -147,28 +136,27 @@ fn malformed_headers_end_the_connection() {
     let too_long = [SIGNATURE, b"\x21\x11\xff\xff"].concat();
     let malformed = [wrong_version, too_short, too_long];
     for header in &malformed {
-        assert_eq!(refusal(&scene, header), b"");
+        assert_eq!(refusal(&scene, header), b"", "{header:?}");
     }
     let failures = malformed.len() as u64;
     eventually("the failures are counted", || {
         (handshake_failures(&scene) == failures).then_some(())
     });
-    // Version 1 headers and other bytes are not accepted as a header.
-    assert_eq!(
-        refusal(&scene, b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n")[..9],
-        *b"HTTP/1.1 "
-    );
+}
+
+const LINE: &[u8] = b"PROXY TCP4 198.51.100.7 192.0.2.1 1 2\r\n";
+
+#[test]
+fn a_header_of_version_1_is_not_looked_for_without_a_setting() {
+    let answer = refusal(&behind_a_proxy(), LINE);
+    assert_eq!(&answer[..9], b"HTTP/1.1 ");
 }
 
 #[test]
 fn headers_of_untrusted_peers_are_refused() {
     let scene = Scene::service().agent().start();
-    // Content type 21: alert (RFC 8446 §5.1).
-    assert_eq!(refusal(&scene, &tcp4())[0], 21);
-    assert_eq!(
-        forwarded_for(&scene, &mut connect_through(&scene, b"")),
-        "127.0.0.1"
-    );
+    assert_eq!(refusal(&scene, &tcp4())[0], ALERT);
+    assert_eq!(announced_by(&scene, b""), "127.0.0.1");
 }
 
 /// Connections without a header where one is required.
@@ -197,27 +185,29 @@ fn announcements() -> [(Vec<u8>, &'static str); 6] {
     ]
 }
 
+/// A connection of the proxy that must announce its clients.
+fn connect_announcing(scene: &Scene) -> TcpStream {
+    socket_from(ANNOUNCES, scene.address())
+}
+
+#[test]
+fn a_proxy_that_must_announce_its_clients_may_use_each_kind_of_header() {
+    let scene = behind_declared_proxies();
+    for (header, client) in &announcements() {
+        let mut whole = begin_with(&scene, header, connect_announcing(&scene));
+        assert_eq!(forwarded_for(&scene, &mut whole), *client);
+        let mut socket = connect_announcing(&scene);
+        for byte in header {
+            socket.write_all(&[*byte]).unwrap();
+        }
+        let mut in_bytes = begin_with(&scene, b"", socket);
+        assert_eq!(forwarded_for(&scene, &mut in_bytes), *client, "in bytes");
+    }
+}
+
 #[test]
 fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
     let scene = behind_declared_proxies();
-    let connect = || socket_from(ANNOUNCES, scene.address());
-    let headers = announcements();
-    for (header, client) in &headers {
-        assert_eq!(
-            forwarded_for(&scene, &mut begin_with(&scene, header, connect())),
-            *client
-        );
-        let mut socket = connect();
-        header
-            .iter()
-            .for_each(|byte| socket.write_all(&[*byte]).unwrap());
-        assert_eq!(
-            forwarded_for(&scene, &mut begin_with(&scene, b"", socket)),
-            *client,
-            "byte by byte"
-        );
-    }
-
     let mut hello = Vec::new();
     caller::session(&scene.about, HOST, &[b"http/1.1"], None)
         .write_tls(&mut hello)
@@ -229,82 +219,86 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
         b"\r\n\r\n\0\r\nQUIX",
     ];
     for (count, beginning) in (1..).zip(without) {
-        assert_eq!(
-            refused(connect(), beginning),
-            b"",
-            "no answer, and no handshake"
-        );
+        let said = refused(connect_announcing(&scene), beginning);
+        assert_eq!(said, b"", "no answer, and no handshake");
         eventually("the connection is counted", || {
             (without_header(&scene) == count).then_some(())
         });
     }
     assert_eq!(handshake_failures(&scene), 0);
-    // A check of the proxy's that only connects is no connection without a header; a line without
-    // end is malformed.
-    drop(connect());
-    assert_eq!(
-        refused(connect(), &[b"PROXY TCP4 ", &[b'1'; 96][..]].concat()),
-        b""
-    );
+}
+
+/// The first is a check of the proxy.
+#[test]
+fn a_connection_without_a_byte_and_a_line_without_an_end_are_failed_handshakes() {
+    let scene = behind_declared_proxies();
+    drop(connect_announcing(&scene));
+    let line = [b"PROXY TCP4 ", &[b'1'; 96][..]].concat();
+    assert_eq!(refused(connect_announcing(&scene), &line), b"");
     eventually("the failures are counted", || {
         (handshake_failures(&scene) == 2).then_some(())
     });
-    assert_eq!(without_header(&scene), without.len() as u64);
-    // The second header is no part of the announcement.
-    let twice = [headers[0].0.as_slice(), &tcp4()].concat();
-    assert_eq!(refused(connect(), &twice)[0], 21, "an alert of TLS");
+    assert_eq!(without_header(&scene), 0);
+}
+
+#[test]
+fn a_second_header_is_no_part_of_the_announcement() {
+    let scene = behind_declared_proxies();
+    let own = b"PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n";
+    let twice = [&own[..], &tcp4()].concat();
+    assert_eq!(refused(connect_announcing(&scene), &twice)[0], ALERT);
 }
 
 #[test]
 fn a_client_of_a_proxy_that_announces_none_cannot_announce_itself() {
     let scene = behind_declared_proxies();
     let connect = || socket_from(SILENT, scene.address());
-    assert_eq!(refused(connect(), &tcp4())[0], 21, "an alert of TLS");
-    assert_eq!(
-        &refused(connect(), b"PROXY TCP4 198.51.100.7 192.0.2.1 1 2\r\n")[..9],
-        b"HTTP/1.1 "
-    );
+    assert_eq!(refused(connect(), &tcp4())[0], ALERT);
+    assert_eq!(&refused(connect(), LINE)[..9], b"HTTP/1.1 ");
     let mut caller = begin_with(&scene, b"", connect());
     assert_eq!(forwarded_for(&scene, &mut caller), "127.0.0.3");
     assert_eq!(without_header(&scene), 0);
-    // Its own announcement counts: X-Forwarded-For.
-    caller.send(scene.request("GET /", "X-Forwarded-For: 198.51.100.7\r\n\r\n"));
-    let seen = caller.response().json().to_string();
-    assert!(seen.contains("198.51.100.7, 127.0.0.3"), "{seen}");
 }
 
 #[test]
-fn a_missing_header_and_a_guessed_one_are_logged_with_their_setting() {
+fn a_proxy_that_announces_no_clients_may_name_them_in_x_forwarded_for() {
+    let scene = behind_declared_proxies();
+    let mut caller = begin_with(&scene, b"", socket_from(SILENT, scene.address()));
+    let request = scene.request("GET /", "X-Forwarded-For: 198.51.100.7\r\n\r\n");
+    let seen = caller.ask(request).json().to_string();
+    assert!(seen.contains("198.51.100.7, 127.0.0.3"), "{seen}");
+}
+
+/// `gw-gateway serve` with these trusted proxies, and the folder of its configuration and data.
+fn serve_behind(proxies: &str) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
     fs::write(&path, process::config_text(&folder.path().join("data"), 0)).unwrap();
     let mut serve = process::serve_command(&path);
-    serve.env("GW_TRUSTED_PROXIES", "127.0.0.2=required, 10.0.0.0/8");
-    let gateway = process::serve(&mut serve);
-    assert_eq!(
-        refused(
-            socket_from(ANNOUNCES, gateway.address),
-            b"GET / HTTP/1.1\r\n\r\n"
-        ),
-        b""
-    );
-    let line = gateway.log.line_with("connection closed");
-    assert!(
-        line.contains("127.0.0.2") && line.contains("trusted_proxies") && line.contains("required"),
-        "{line}"
-    );
+    serve.env("GW_TRUSTED_PROXIES", proxies);
+    (serve, folder)
+}
 
-    let mut check = process::serve_command(&path);
-    let output = check
-        .arg("--check")
-        .env("GW_TRUSTED_PROXIES", "10.0.0.0/8,192.0.2.1=off")
-        .output()
-        .unwrap();
+#[test]
+fn a_missing_header_is_logged_with_its_setting() {
+    let (mut serve, _folder) = serve_behind("127.0.0.2=required, 10.0.0.0/8");
+    let gateway = process::serve(&mut serve);
+    let socket = socket_from(ANNOUNCES, gateway.address);
+    assert_eq!(refused(socket, b"GET / HTTP/1.1\r\n\r\n"), b"");
+    let line = gateway.log.line_with("connection closed");
+    for part in ["127.0.0.2", "trusted_proxies", "required"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}
+
+#[test]
+fn a_check_reports_the_proxies_whose_headers_are_guessed() {
+    let (mut serve, _folder) = serve_behind("10.0.0.0/8,192.0.2.1=off");
+    let output = serve.arg("--check").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        output.status.success() && said.contains("trusted_proxies: 10.0.0.0/8: no proxy_protocol"),
-        "{said}"
-    );
+    assert!(output.status.success(), "{said}");
+    let guessed = "trusted_proxies: 10.0.0.0/8: no proxy_protocol";
+    assert!(said.contains(guessed), "{said}");
     assert!(!said.contains("192.0.2.1"), "{said}");
 }
 
@@ -315,6 +309,13 @@ fn assert_announced(scene: &Scene, port: u16) {
     eventually("the proxy listens", || TcpStream::connect(balancer).ok());
     let mut caller = begin_with(scene, b"", socket_from(CLIENT, balancer));
     assert_eq!(forwarded_for(scene, &mut caller), CLIENT.to_string());
+}
+
+/// A free port of loopback, and the socket that reserves it.
+fn reserve_port() -> (socket2::Socket, u16) {
+    let reserved = hold((Ipv4Addr::LOCALHOST, 0).into());
+    let address = reserved.local_addr().unwrap().as_socket().unwrap();
+    (reserved, address.port())
 }
 
 /// Starts `program` with a configuration file that has this text.
@@ -338,8 +339,7 @@ fn haproxy_announces_clients_in_both_versions() {
     let scene = behind_declared_proxies();
     for option in ["send-proxy", "send-proxy-v2"] {
         let folder = tempfile::tempdir().unwrap();
-        let reserved = hold("127.0.0.1:0".parse().unwrap());
-        let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
+        let (_reserved, port) = reserve_port();
         let config = format!(
             "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 1m\n    timeout \
              server 1m\n\
@@ -360,8 +360,7 @@ fn nginx_announces_clients_in_version_1() {
     }
     let scene = behind_declared_proxies();
     let folder = tempfile::tempdir().unwrap();
-    let reserved = hold("127.0.0.1:0".parse().unwrap());
-    let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
+    let (_reserved, port) = reserve_port();
     let path = folder.path().display();
     let config = format!(
         "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\n\

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::ErrorKind;
-use std::sync::{Mutex, mpsc};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -14,69 +14,64 @@ use serde_json::json;
 use crate::support::agents::in_process;
 use crate::support::limits::HTTP2_STREAMS;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect_to};
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::http1_peer::Response;
 use crate::support::peers::http2_caller::{self, on_a_reactor};
 use crate::support::scene::Scene;
-use crate::support::{SOON, apex, eventually};
+use crate::support::{apex, eventually};
+
+const BAD_REQUEST: &str = "400 BadRequest GW_BAD_REQUEST";
+const TOO_LARGE: &str = "502 HeadersTooLarge GW_HEADERS_TOO_LARGE";
+const AUTH_REQUIRED: &str = "502 AuthDenied GW_AUTH_REQUIRED";
+const AMBIGUOUS: &str = "502 AuthDenied GW_AUTH_AMBIGUOUS";
+
+/// Status, `X-Gw-Status` and code of an error response.
+fn refusal(response: &Response) -> String {
+    let status = response.status.as_u16();
+    let gw_status = response.header("x-gw-status");
+    format!("{status} {gw_status} {}", response.code())
+}
 
 #[test]
 fn policy_and_authentication_errors_have_codes() {
     let scene = Scene::service().agent().start();
-    let key = scene.about.service_key.clone();
     let api = scene.api();
+    // This service has no agent.
     api.create_service("demo", "other");
     let (_, other_key) = api.create_service_key("demo", &["other"]);
-    let mut caller = scene.connect();
-    let mut code = |host: &str, fields: &str| {
-        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
-        let response = caller.response();
-        format!(
-            "{} {} {}",
-            response.status.as_u16(),
-            response.header("x-gw-status"),
-            response.code()
-        )
-    };
     let with = |key: &str| format!("X-Gw-Service-Key: {key}\r\n");
-    assert_eq!(code(HOST, ""), "502 AuthDenied GW_AUTH_REQUIRED");
-    assert_eq!(
-        code(HOST, "X-Gw-Service-Key:\r\n"),
-        "502 AuthDenied GW_AUTH_REQUIRED"
-    );
-    let both = format!("{}X-Gw-Authorization: Bearer x\r\n", with(&key));
-    assert_eq!(code(HOST, &both), "502 AuthDenied GW_AUTH_AMBIGUOUS");
-    assert_eq!(
-        code(HOST, &with(&key).repeat(2)),
-        "502 AuthDenied GW_AUTH_AMBIGUOUS"
-    );
-    assert_eq!(
-        code(HOST, "X-Gw-Authorization: Bearer x\r\n"),
-        "502 AuthDenied GW_TOKEN_INVALID"
-    );
-    assert_eq!(
-        code(HOST, &with("gw_sk_x.y")),
-        "502 AuthDenied GW_SERVICE_KEY_INVALID"
-    );
-    assert_eq!(
-        code(HOST, &with(&other_key)),
-        "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"
-    );
+    let key = with(&scene.about.service_key);
+    let other_key = with(&other_key);
+    let malformed_key = with("gw_sk_x.y");
+    let token = "X-Gw-Authorization: Bearer x\r\n";
+    let other = "demo--other.eu1.gw.localhost";
     let unknown = "demo--nothing.eu1.gw.localhost";
-    assert_eq!(
-        code(unknown, &with(&key)),
-        "502 PolicyDenied GW_SERVICE_NOT_FOUND"
-    );
-    assert_eq!(
-        code("eu2.gw.localhost", &with(&key)),
-        "421 Misdirected GW_MISDIRECTED"
-    );
-    assert_eq!(code("eu1.gw.localhost", ""), "404 NotFound GW_NOT_FOUND");
-    // The other service exists and has no agent.
-    let other_host = "demo--other.eu1.gw.localhost";
-    assert_eq!(
-        code(other_host, &with(&other_key)),
-        "504 AgentUnavailable AGENT_UNAVAILABLE"
-    );
+    let mut caller = scene.connect();
+    for (host, fields, expected) in [
+        (HOST, "", AUTH_REQUIRED),
+        (HOST, "X-Gw-Service-Key:\r\n", AUTH_REQUIRED),
+        (HOST, &format!("{key}{token}"), AMBIGUOUS),
+        (HOST, &key.repeat(2), AMBIGUOUS),
+        (HOST, token, "502 AuthDenied GW_TOKEN_INVALID"),
+        (
+            HOST,
+            &malformed_key,
+            "502 AuthDenied GW_SERVICE_KEY_INVALID",
+        ),
+        (
+            HOST,
+            &other_key,
+            "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED",
+        ),
+        (unknown, &key, "502 PolicyDenied GW_SERVICE_NOT_FOUND"),
+        ("eu2.gw.localhost", &key, "421 Misdirected GW_MISDIRECTED"),
+        (apex::APEX, "", "404 NotFound GW_NOT_FOUND"),
+        (other, &other_key, "504 AgentUnavailable AGENT_UNAVAILABLE"),
+    ] {
+        let response = caller.ask(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
+        assert_eq!(refusal(&response), expected, "{host} {fields:?}");
+    }
 }
 
 #[test]
@@ -92,8 +87,7 @@ fn disabled_services_and_services_without_key_mode_are_refused() {
         ),
     ] {
         api.change_service("demo", "echo", &changes);
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().code(), code);
+        assert_eq!(caller.ask(scene.get("/")).code(), code);
     }
 }
 
@@ -114,14 +108,9 @@ fn malformed_http_is_refused_and_the_connection_closed() {
         "\x16\x03\x01 nonsense\r\n\r\n".to_owned(),
     ] {
         let mut caller = scene.connect();
-        caller.send(&bad);
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (400, "GW_BAD_REQUEST"),
-            "{bad:?}"
-        );
-        assert_eq!(response.header("connection"), "close");
+        let response = caller.ask(&bad);
+        assert_eq!(refusal(&response), BAD_REQUEST, "{bad:?}");
+        assert_eq!(response.header("connection"), "close", "{bad:?}");
         assert!(caller.is_closed(), "{bad:?}");
     }
 }
@@ -130,12 +119,9 @@ fn malformed_http_is_refused_and_the_connection_closed() {
 fn a_malformed_chunk_is_refused_before_the_response_begins() {
     let scene = Scene::service().agent().start();
     let mut caller = scene.connect();
-    caller.send(scene.request("POST /", "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX"));
-    let response = caller.response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (400, "GW_BAD_REQUEST")
-    );
+    let body = "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX";
+    let response = caller.ask(scene.request("POST /", body));
+    assert_eq!(refusal(&response), BAD_REQUEST);
     assert!(caller.is_closed());
     scene.wait_until_slots_are_free();
 }
@@ -165,25 +151,15 @@ fn malformed_chunk_extensions_of_callers_are_refused() {
             format!("3\r\nabc\r\n0{extension}\r\n\r\n"),
         ] {
             let mut caller = scene.connect();
-            caller.send(scene.request(
-                "POST /",
-                &format!("Transfer-Encoding: chunked\r\n\r\n{body}"),
-            ));
-            let response = caller.response();
+            let rest = format!("Transfer-Encoding: chunked\r\n\r\n{body}");
+            let response = caller.ask(scene.request("POST /", &rest));
             if is_valid {
-                assert_eq!(
-                    (response.status.as_u16(), &response.json()["body"]),
-                    (200, &"abc".into()),
-                    "{body:?}"
-                );
-                continue;
+                assert_eq!(response.status, 200, "{body:?}");
+                assert_eq!(response.json()["body"], "abc", "{body:?}");
+            } else {
+                assert_eq!(refusal(&response), BAD_REQUEST, "{body:?}");
+                assert!(caller.is_closed(), "{body:?}");
             }
-            assert_eq!(
-                (response.status.as_u16(), response.code().as_str()),
-                (400, "GW_BAD_REQUEST"),
-                "{body:?}"
-            );
-            assert!(caller.is_closed(), "{body:?}");
         }
     }
     scene.wait_until_slots_are_free();
@@ -192,37 +168,33 @@ fn malformed_chunk_extensions_of_callers_are_refused() {
 #[test]
 fn malformed_chunk_extensions_of_backends_are_refused() {
     for (extension, is_valid) in CHUNK_EXTENSIONS {
-        let scene = Scene::service()
-            .agent_to(backend::start(move |mut peer| {
-                while let Ok((head, ..)) = peer.request() {
-                    let chunk = if head.target == "/first" {
-                        format!("3{extension}")
-                    } else {
-                        "3".to_owned()
-                    };
-                    peer.send(format!(
-                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}\r\nabc\r\n"
-                    ));
-                    peer.send(format!("0{extension}\r\n\r\n"));
-                }
-            }))
-            .start();
+        let backend = backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let first = if head.target == "/first" {
+                    extension
+                } else {
+                    ""
+                };
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3{first}\r\nabc\r\n"
+                ));
+                peer.send(format!("0{extension}\r\n\r\n"));
+            }
+        });
+        let scene = Scene::service().agent_to(backend).start();
         for target in ["/first", "/last"] {
             let mut caller = scene.connect();
             caller.send(scene.get(target));
             match caller.try_response(&Method::GET) {
                 Ok(response) if is_valid => assert_eq!(response.body, b"abc", "{extension:?}"),
-                Ok(response) => assert_eq!(
-                    response.code(),
-                    "GW_BACKEND_INVALID_RESPONSE",
-                    "{extension:?}"
-                ),
+                Ok(response) => {
+                    let code = response.code();
+                    assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE", "{extension:?}");
+                }
                 // The head was relayed before the malformed line arrived.
                 Err(error) => {
-                    assert!(
-                        !is_valid && error.kind() == ErrorKind::ConnectionReset,
-                        "{extension:?}: {error}"
-                    );
+                    let is_cut = error.kind() == ErrorKind::ConnectionReset;
+                    assert!(!is_valid && is_cut, "{extension:?}: {error}");
                 }
             }
         }
@@ -232,124 +204,96 @@ fn malformed_chunk_extensions_of_backends_are_refused() {
 #[test]
 fn heads_over_the_limits_are_refused() {
     let scene = Scene::service().agent().start();
-    for (line, fields) in [
-        ("GET /".to_owned() + &"a".repeat(8 * 1024), String::new()),
-        ("GET /".to_owned(), "A: b\r\n".repeat(101)),
-        (
-            "GET /".to_owned(),
-            format!("A: {}\r\n", "b".repeat(33 * 1024)),
-        ),
+    for (what, target, fields) in [
+        ("target", "a".repeat(8 * 1024), String::new()),
+        ("number of fields", String::new(), "A: b\r\n".repeat(101)),
+        ("length of a field", String::new(), field_of(33 * 1024)),
     ] {
-        let mut caller = scene.connect();
-        caller.send(scene.request(&line, &format!("{fields}\r\n")));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (502, "GW_HEADERS_TOO_LARGE")
-        );
-        assert_eq!(response.header("x-gw-status"), "HeadersTooLarge");
+        let request = scene.request(&format!("GET /{target}"), &format!("{fields}\r\n"));
+        assert_eq!(refusal(&scene.connect().ask(request)), TOO_LARGE, "{what}");
     }
-    let mut caller = scene.connect();
-    caller.send(scene.request("GET /", &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024))));
-    assert_eq!(caller.response().status, 200);
-    // The token endpoint has errors of its own (RFC 6749 §5.2), which such a head does not reach.
+}
+
+/// A field with a value of this length.
+fn field_of(length: usize) -> String {
+    format!("A: {}\r\n", "b".repeat(length))
+}
+
+#[test]
+fn a_head_just_within_the_limits_is_relayed() {
+    let scene = Scene::service().agent().start();
+    let request = scene.request("GET /", &format!("{}\r\n", field_of(30 * 1024)));
+    assert_eq!(scene.connect().ask(request).status, 200);
+}
+
+/// The token endpoint has errors of its own (RFC 6749 §5.2).
+#[test]
+fn a_head_over_the_limits_does_not_reach_the_endpoints_of_the_apex() {
+    let scene = Scene::service().start();
     for path in ["/oauth/token", "/enroll"] {
-        let field = format!("A: {}\r\n", "b".repeat(33 * 1024));
-        let response = apex::ask(&scene, &format!("POST {path}"), &field, "");
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (502, "GW_HEADERS_TOO_LARGE"),
-            "{path}"
-        );
+        let response = apex::ask(&scene, &format!("POST {path}"), &field_of(33 * 1024), "");
+        assert_eq!(refusal(&response), TOO_LARGE, "{path}");
     }
 }
 
 #[test]
 fn backend_errors_have_codes() {
-    for (answer, code) in [
-        ("", "GW_BACKEND_RESET"),
-        ("HTTP/1.1 abc\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
+    const INVALID: &str = "502 AgentError GW_BACKEND_INVALID_RESPONSE";
+    for (answer, expected) in [
+        ("", "502 AgentError GW_BACKEND_RESET"),
+        ("HTTP/1.1 abc\r\n\r\n", INVALID),
         (
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-            "GW_BACKEND_INVALID_RESPONSE",
+            INVALID,
         ),
-        (
-            "HTTP/1.1 101 Switching\r\n\r\n",
-            "GW_BACKEND_INVALID_RESPONSE",
-        ),
+        ("HTTP/1.1 101 Switching\r\n\r\n", INVALID),
     ] {
-        let scene = Scene::service()
-            .agent_to(backend::start(move |mut peer| {
-                drop(peer.request());
-                peer.send(answer);
-            }))
-            .start();
-        let mut caller = scene.connect();
-        caller.send(scene.get("/"));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (502, code),
-            "{answer:?}"
-        );
-        assert_eq!(response.header("x-gw-status"), "AgentError");
+        let backend = backend::start(move |mut peer| {
+            drop(peer.request());
+            peer.send(answer);
+        });
+        let scene = Scene::service().agent_to(backend).start();
+        let response = scene.connect().ask(scene.get("/"));
+        assert_eq!(refusal(&response), expected, "{answer:?}");
     }
 }
 
 #[test]
 fn an_unreachable_backend_has_a_code() {
     let (_closed, address) = backend::refusing();
-    let scene = Scene::service()
-        .agent_to(format!("http://{address}"))
-        .start();
-    let mut caller = scene.connect();
-    caller.send(scene.get("/"));
-    assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+    let backend = format!("http://{address}");
+    let scene = Scene::service().agent_to(backend).start();
+    let response = scene.connect().ask(scene.get("/"));
+    assert_eq!(response.code(), "GW_BACKEND_UNREACHABLE");
 }
 
 #[test]
 fn requests_beyond_the_slots_are_refused() {
-    let (release, held) = mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let scene = Scene::service()
-        .agent_to(backend::start(move |mut peer| {
-            while let Ok((head, ..)) = peer.request() {
-                if head.target == "/held" {
-                    // Waits until the sender is dropped, which releases all requests.
-                    let _ = held.lock().unwrap().recv_timeout(2 * SOON);
-                }
-                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-            }
-        }))
-        .start();
-    let mut waiting: Vec<_> = (0..128)
-        .map(|_| {
-            let mut caller = scene.connect();
-            caller.send(scene.get("/held"));
-            caller
-        })
-        .collect();
-    eventually("128 slots in use", || {
-        (scene.tunnels()[0].slots_in_use == Some(128)).then_some(())
+    const SLOTS: u32 = 128;
+    let backend = HeldBackend::start();
+    let scene = Scene::service().agent_to(&backend.url).start();
+    let send_held = |_| {
+        let mut caller = scene.connect();
+        caller.send(scene.get("/held"));
+        caller
+    };
+    let mut waiting: Vec<Caller> = (0..SLOTS).map(send_held).collect();
+    eventually("all slots in use", || {
+        (scene.tunnels()[0].slots_in_use == Some(SLOTS)).then_some(())
     });
     let mut late = scene.connect();
-    late.send(scene.get("/"));
-    let response = late.response();
-    assert_eq!(
-        (response.status.as_u16(), response.header("x-gw-status")),
-        (502, "AgentError")
-    );
-    assert_eq!(response.code(), "GW_AGENT_CONCURRENCY_LIMIT");
-    assert_eq!(
-        response.json()["error"]["message"],
-        "Concurrent backend request limit exceeded"
-    );
-    drop(release);
+    let refused = late.ask(scene.get("/"));
+    let expected = "502 AgentError GW_AGENT_CONCURRENCY_LIMIT";
+    assert_eq!(refusal(&refused), expected);
+    let message = &refused.json()["error"]["message"];
+    assert_eq!(message, "Concurrent backend request limit exceeded");
+    for _ in 0..SLOTS {
+        backend.release();
+    }
     for caller in &mut waiting {
         assert_eq!(caller.response().status, 200);
     }
-    late.send(scene.get("/"));
-    assert_eq!(late.response().status, 200);
+    assert_eq!(late.ask(scene.get("/")).status, 200);
 }
 
 #[test]
@@ -357,91 +301,80 @@ fn small_bodies_of_refused_requests_are_drained() {
     let scene = Scene::service().agent().start();
     let mut caller = scene.connect();
     let body = "x".repeat(10_000);
-    caller.send(format!(
-        "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10000\r\n\r\n{body}"
+    let post = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10000\r\n\r\n{body}");
+    assert_eq!(caller.ask(post).code(), "GW_AUTH_REQUIRED");
+    assert_eq!(caller.ask(scene.get("/")).status, 200);
+}
+
+/// A connection that has asked for a tunnel of the service at `host`, with the identity in a state
+/// directory if there is one.
+fn upgrade(scene: &Scene, host: &str, state_dir: Option<&Path>, version: &str) -> Caller {
+    let identity = state_dir.map(in_process::identity);
+    let mut agent = connect_to(&scene.about, host, &[gw_shared::tunnel::ALPN], identity);
+    agent.send(format!(
+        "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
+         X-Gw-Version: {version}\r\n\r\n"
     ));
-    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
-    caller.send(scene.get("/"));
-    assert_eq!(caller.response().status, 200);
+    agent
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[test]
+fn an_agent_without_a_certificate_gets_no_tunnel() {
+    let scene = Scene::service().start();
+    let response = upgrade(&scene, HOST, None, VERSION).response();
+    let expected = "401 AgentDenied GW_AGENT_CERTIFICATE_REQUIRED";
+    assert_eq!(refusal(&response), expected);
 }
 
 #[test]
 fn agents_of_another_version_get_no_tunnel() {
-    let scene = Scene::service().agent().start();
-    let upgrade = |version: &str| {
-        format!(
-            "GET /tunnel HTTP/1.1\r\nHost: {HOST}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
-             X-Gw-Version: {version}\r\n\r\n"
-        )
-    };
-    let mut stranger = connect_to(&scene.about, HOST, &[gw_shared::tunnel::ALPN], None);
-    stranger.send(upgrade(env!("CARGO_PKG_VERSION")));
-    let response = stranger.response_to(&Method::GET);
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (401, "GW_AGENT_CERTIFICATE_REQUIRED")
-    );
-    let mut older = connect_to(&scene.about, HOST, &[gw_shared::tunnel::ALPN], None);
-    older.send(upgrade("0.0.1"));
-    let response = older.response_to(&Method::GET);
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (426, "GW_VERSION_MISMATCH")
-    );
-    let message = response.json()["error"]["message"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let scene = Scene::service().start();
+    let response = upgrade(&scene, HOST, None, "0.0.1").response();
+    let expected = "426 AgentDenied GW_VERSION_MISMATCH";
+    assert_eq!(refusal(&response), expected);
+    let message = response.json()["error"]["message"].to_string();
     assert!(
-        message.contains("0.0.1") && message.contains(env!("CARGO_PKG_VERSION")),
+        message.contains("0.0.1") && message.contains(VERSION),
         "{message}"
     );
 }
 
 #[test]
 fn an_agent_gets_tunnels_only_for_its_own_services() {
-    let scene = Scene::service().agent().start();
-    let api = scene.api();
-    api.create_service("demo", "other");
+    let scene = Scene::service().start();
+    scene.api().create_service("demo", "other");
     let state = tempfile::tempdir().unwrap();
-    let agent = scene.enroll("demo", &["other"], state.path());
-    let upgrade = |host: &str| {
-        let identity = in_process::identity(state.path());
-        let alpn = &[gw_shared::tunnel::ALPN];
-        let mut caller = connect_to(&scene.about, host, alpn, Some(identity));
-        caller.send(format!(
-            "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
-             X-Gw-Version: {}\r\n\r\n",
-            env!("CARGO_PKG_VERSION")
-        ));
-        caller
-    };
-    let response = upgrade(HOST).response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (403, "GW_AGENT_NOT_ALLOWED")
-    );
-    let accepted = upgrade("demo--other.eu1.gw.localhost")
-        .response_head(&Method::GET)
-        .unwrap();
-    assert_eq!(accepted.status, 101);
-    api.revoke_agent("demo", &agent);
+    scene.enroll("demo", &["other"], state.path());
+    let upgrade = |host| upgrade(&scene, host, Some(state.path()), VERSION);
+    let refused = upgrade(HOST).response();
+    assert_eq!(refusal(&refused), "403 AgentDenied GW_AGENT_NOT_ALLOWED");
+    let accepted = upgrade("demo--other.eu1.gw.localhost").response_head(&Method::GET);
+    assert_eq!(accepted.unwrap().status, 101);
+}
+
+#[test]
+fn a_revoked_agent_gets_no_tunnel() {
+    let scene = Scene::service().start();
+    let state = tempfile::tempdir().unwrap();
+    let agent = scene.enroll("demo", &["echo"], state.path());
+    let upgrade = || upgrade(&scene, HOST, Some(state.path()), VERSION);
+    let accepted = upgrade().response_head(&Method::GET);
+    assert_eq!(accepted.unwrap().status, 101);
+    scene.api().revoke_agent("demo", &agent);
     eventually("the revocation reaches all workers", || {
-        let response = upgrade("demo--other.eu1.gw.localhost")
-            .try_response(&Method::GET)
-            .ok()?;
+        let response = upgrade().try_response(&Method::GET).ok()?;
         (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())
     });
 }
 
 #[test]
 fn a_refused_request_without_its_body_ends_the_connection() {
-    let scene = Scene::service().agent().start();
+    let scene = Scene::service().start();
     let mut caller = scene.connect();
-    caller.send(format!(
-        "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"
-    ));
-    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    let head = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n");
+    assert_eq!(caller.ask(head).code(), "GW_AUTH_REQUIRED");
     assert!(caller.is_closed());
 }
 
@@ -451,12 +384,9 @@ fn a_malformed_trailer_section_ends_the_connection() {
     let mut caller = scene.connect();
     let body =
         "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\nGET /next HTTP/1.1\r\nHost: h\r\n\r\n";
-    caller.send(scene.request("POST /", body));
-    let response = caller.response();
-    assert_eq!(
-        (response.code().as_str(), response.header("connection")),
-        ("GW_BAD_REQUEST", "close")
-    );
+    let response = caller.ask(scene.request("POST /", body));
+    assert_eq!(refusal(&response), BAD_REQUEST);
+    assert_eq!(response.header("connection"), "close");
     assert!(caller.is_closed());
 }
 
@@ -464,25 +394,14 @@ fn a_malformed_trailer_section_ends_the_connection() {
 fn a_certificate_of_another_authority_gets_no_tunnel() {
     let scene = Scene::service().agent().start();
     let key = rcgen::KeyPair::generate().unwrap();
-    let certificate = rcgen::CertificateParams::new(Vec::new())
-        .unwrap()
-        .self_signed(&key)
-        .unwrap();
-    let identity = (
-        certificate.der().clone(),
-        key.serialize_der().try_into().unwrap(),
-    );
-    let mut stranger = connect_to(
-        &scene.about,
-        HOST,
-        &[gw_shared::tunnel::ALPN],
-        Some(identity),
-    );
+    let parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    let certificate = parameters.self_signed(&key).unwrap();
+    let key = key.serialize_der().try_into().unwrap();
+    let identity = Some((certificate.der().clone(), key));
+    let alpn = [gw_shared::tunnel::ALPN];
+    let mut stranger = connect_to(&scene.about, HOST, &alpn, identity);
     // In TLS 1.3 the client learns of the refusal with its first read.
-    drop(std::io::Write::write_all(
-        &mut stranger.stream,
-        b"GET /tunnel HTTP/1.1\r\n",
-    ));
+    let _ = stranger.try_send("GET /tunnel HTTP/1.1\r\n");
     assert!(stranger.try_response(&Method::GET).is_err());
     assert_eq!(scene.tunnels().len(), 1);
 }

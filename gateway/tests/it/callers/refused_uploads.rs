@@ -8,6 +8,7 @@ use std::thread;
 
 use http::Method;
 
+use super::with_one_worker;
 use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST, Tls, session};
 use crate::support::peers::http2_caller::on_a_reactor;
@@ -22,19 +23,27 @@ const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
 /// Returns its status.
 fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16 {
     let body = vec![b'x'; size];
-    if is_chunked {
-        caller.send(format!(
-            "{head}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
-        ));
-        caller.send(body);
-        caller.send("\r\n0\r\n\r\n");
+    let (framing, end) = if is_chunked {
+        let framing = format!("Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n");
+        (framing, "\r\n0\r\n\r\n")
     } else {
-        caller.send(format!("{head}Content-Length: {size}\r\n\r\n"));
-        caller.send(body);
-    }
-    let response = caller.response();
+        (format!("Content-Length: {size}\r\n\r\n"), "")
+    };
+    caller.send(format!("{head}{framing}"));
+    caller.send(body);
+    let response = caller.ask(end);
     assert_eq!(response.header("connection"), "", "{response:?}");
     response.status.as_u16()
+}
+
+/// Uploads these numbers of bytes, with and without a length. All get this status.
+fn uploads_get(caller: &mut Caller, head: &str, sizes: &[usize], status: u16) {
+    for size in sizes {
+        for is_chunked in [false, true] {
+            let answered = upload(caller, head, *size, is_chunked);
+            assert_eq!(answered, status, "{head:?} {size} {is_chunked}");
+        }
+    }
 }
 
 /// Requests that are refused before their bodies are read: head, without framing and empty line,
@@ -67,55 +76,31 @@ fn a_connection_goes_on_after_a_refused_upload() {
     scene.api().create_service("demo", "lonely");
     let mut caller = scene.connect();
     for (head, status) in refused(&scene) {
-        for size in SIZES {
-            for is_chunked in [false, true] {
-                assert_eq!(
-                    upload(&mut caller, &head, size, is_chunked),
-                    status,
-                    "{head:?} {size}"
-                );
-            }
-        }
+        uploads_get(&mut caller, &head, &SIZES, status);
     }
-    caller.send(scene.get("/next"));
-    assert_eq!(caller.response().json()["target"], "/next");
+    assert_eq!(caller.ask(scene.get("/next")).json()["target"], "/next");
 }
 
 #[test]
 fn a_connection_goes_on_after_an_upload_beyond_the_rate_limit() {
     let scene = Scene::service().agent().rate(1, 1).start();
     let mut caller = scene.connect();
-    caller.send(scene.get("/"));
-    assert_eq!(caller.response().status, 200);
-    for size in SIZES {
-        for is_chunked in [false, true] {
-            assert_eq!(
-                upload(&mut caller, &scene.request("POST /", ""), size, is_chunked),
-                429
-            );
-        }
-    }
+    assert_eq!(caller.ask(scene.get("/")).status, 200);
+    uploads_get(&mut caller, &scene.request("POST /", ""), &SIZES, 429);
 }
 
 #[test]
 fn uploads_to_a_backend_that_reads_nothing_leave_the_connection_usable() {
-    let scene = Scene::service()
-        .agent_to(backend::start(|mut peer| {
-            drop(peer.request_head());
-            peer.send(
-            "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!",
-        );
-        }))
-        .start();
+    const ANSWER: &str = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\
+                          Connection: close\r\n\r\nno!";
+    let backend = backend::start(|mut peer| {
+        drop(peer.request_head());
+        peer.send(ANSWER);
+    });
+    let scene = Scene::service().agent_to(backend).start();
     let mut caller = scene.connect();
-    for size in [200_000, 30_000_000] {
-        for is_chunked in [false, true] {
-            assert_eq!(
-                upload(&mut caller, &scene.request("POST /", ""), size, is_chunked),
-                413
-            );
-        }
-    }
+    let post = scene.request("POST /", "");
+    uploads_get(&mut caller, &post, &[200_000, 30_000_000], 413);
     scene.wait_until_slots_are_free();
 }
 
@@ -123,10 +108,8 @@ fn uploads_to_a_backend_that_reads_nothing_leave_the_connection_usable() {
 fn an_endless_refused_upload_does_not_delay_other_callers() {
     let scene = Scene::service().agent().workers(1).start();
     let mut endless = scene.connect();
-    endless.send(format!(
-        "POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    ));
-    assert_eq!(endless.response().code(), "GW_AUTH_REQUIRED");
+    let head = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n");
+    assert_eq!(endless.ask(head).code(), "GW_AUTH_REQUIRED");
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -140,8 +123,7 @@ fn an_endless_refused_upload_does_not_delay_other_callers() {
         });
         let mut other = scene.connect();
         for _ in 0..100 {
-            other.send(scene.get("/"));
-            assert_eq!(other.response().status, 200);
+            assert_eq!(other.ask(scene.get("/")).status, 200);
         }
         is_over.store(true, Ordering::Relaxed);
     });
@@ -159,10 +141,8 @@ fn a_refused_upload_over_http2_is_reset_without_an_error() {
         let response = http2_caller::whole(response).await;
         assert_eq!(response.json()["error"]["code"], "GW_AUTH_REQUIRED");
         // The caller sends nothing, which the gateway waits for only so long.
-        let reset = std::future::poll_fn(|cx| sent.poll_reset(cx))
-            .await
-            .unwrap();
-        assert_eq!(reset, h2::Reason::NO_ERROR);
+        let reset = std::future::poll_fn(|cx| sent.poll_reset(cx)).await;
+        assert_eq!(reset.unwrap(), h2::Reason::NO_ERROR);
         assert_eq!(connection.get("/next").await.json()["target"], "/next");
     });
 }
@@ -174,8 +154,8 @@ fn refused_caller(about: &About, from: Ipv4Addr) -> Caller {
     let socket = socket_from(from, SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     socket.set_nodelay(true).unwrap();
     let mut caller = Caller::new(Tls::new(session(about, HOST, &[b"http/1.1"], None), socket));
-    caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
-    assert_eq!(caller.response().status, 502);
+    let refused = caller.ask(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    assert_eq!(refused.status, 502);
     caller
 }
 
@@ -187,15 +167,11 @@ fn rests_of_refused_requests_are_bounded() {
     /// Most memory of a rest.
     const EACH: usize = 64 * 1024;
     let prepared = Prepared::new();
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let about = prepared.about(gateway.address);
     // A trailer section and a TLS record, of nearly the largest size and without their ends.
     let trailers = format!("4\r\nbody\r\n0\r\nX: {}", "t".repeat(15 * 1024));
     let head = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n");
-    let refuse = |caller: &mut Caller| {
-        caller.send(&head);
-        assert_ne!(caller.response().status, 200);
-    };
     let send_rest = |caller: &mut Caller| {
         let Tls { conn, sock } = &mut caller.stream;
         let mut records = Vec::new();
@@ -221,7 +197,7 @@ fn rests_of_refused_requests_are_bounded() {
         let mut all: Vec<Caller> = addresses.map(|from| refused_caller(&about, from)).collect();
         before = before.min(gateway.resident());
         for caller in &mut all {
-            refuse(caller);
+            assert_ne!(caller.ask(&head).status, 200);
             send_rest(caller);
         }
         eventually("the oldest have given way", || {

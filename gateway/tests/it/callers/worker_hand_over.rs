@@ -2,23 +2,10 @@
 
 use std::thread;
 
-use crate::support::peers::backend;
+use super::{mirror, pattern};
 use crate::support::peers::caller::connect_to;
 use crate::support::scene::Scene;
 use crate::support::{eventually, turn};
-
-/// A backend that echoes every body.
-fn mirror() -> String {
-    backend::start(|mut peer| {
-        while let Ok((_, body, _)) = peer.request() {
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
-                body.len()
-            ));
-            peer.send(body);
-        }
-    })
-}
 
 #[test]
 fn requests_and_large_bodies_cross_workers_in_every_mode() {
@@ -36,57 +23,53 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
             .hand_over(hand_over)
             .start();
         thread::scope(|scope| {
-            for number in 0..12usize {
+            for number in 0..12 {
                 let scene = &scene;
-                scope.spawn(move || {
-                    let mut caller = scene.connect();
-                    for length in [0, 1, 1000, 300_000 + number, 3_000_000] {
-                        let body: Vec<u8> = (0..length).map(|at| (at * 7 + number) as u8).collect();
-                        caller.send(
-                            scene.request("POST /", &format!("Content-Length: {length}\r\n\r\n")),
-                        );
-                        caller.send(&body);
-                        let response = caller.response();
-                        assert_eq!(response.status, 200);
-                        assert!(
-                            response.body == body,
-                            "{length} bytes were not relayed unchanged"
-                        );
-                    }
-                });
+                scope.spawn(move || bodies_are_relayed(scene, number));
             }
         });
-        let counts = || {
-            let metrics = scene.metrics();
-            (
-                metrics.count("gw_requests_crossing_total"),
-                metrics.count("gw_connections_handed_over_total"),
-            )
-        };
         if workers > 1 {
             // The kernel may give all connections to the same worker.
             eventually("a connection reaches another worker", || {
-                let mut caller = scene.connect();
-                caller.send(scene.request("POST /", "Content-Length: 0\r\n\r\n"));
-                assert_eq!(caller.response().status, 200);
-                (counts() != (0, 0)).then_some(())
+                let post = scene.request("POST /", "Content-Length: 0\r\n\r\n");
+                assert_eq!(scene.connect().ask(post).status, 200);
+                (crossed_and_handed_over(&scene) != (0, 0)).then_some(())
             });
         }
-        let (crossed, handed) = counts();
-        match (workers, hand_over) {
-            (1, _) => assert_eq!((crossed, handed), (0, 0)),
-            (_, "never") => assert!(
-                crossed > 0,
-                "with {workers} workers some connection was elsewhere"
-            ),
-            _ => assert!(
-                crossed == 0 && handed > 0,
-                "{crossed} crossed, {handed} handed over"
-            ),
-        }
+        let counts = crossed_and_handed_over(&scene);
+        let is_as_configured = match (workers, hand_over) {
+            (1, _) => counts == (0, 0),
+            (_, "never") => counts.0 > 0,
+            _ => counts.0 == 0 && counts.1 > 0,
+        };
+        assert!(
+            is_as_configured,
+            "{workers} workers, {hand_over}: {counts:?}"
+        );
         scene.wait_until_slots_are_free();
         scene.stop();
     }
+}
+
+/// Sends bodies of several lengths on one connection.
+fn bodies_are_relayed(scene: &Scene, number: usize) {
+    let mut caller = scene.connect();
+    for length in [0, 1, 1000, 300_000 + number, 3_000_000] {
+        let body = pattern(length, number);
+        let framing = format!("Content-Length: {length}\r\n\r\n");
+        caller.send(scene.request("POST /", &framing));
+        let response = caller.ask(&body);
+        assert_eq!(response.status, 200);
+        assert!(response.body == body, "{length} bytes");
+    }
+}
+
+/// Numbers of requests that crossed workers, and of connections that were handed over.
+fn crossed_and_handed_over(scene: &Scene) -> (u64, u64) {
+    let metrics = scene.metrics();
+    let crossed = metrics.count("gw_requests_crossing_total");
+    let handed_over = metrics.count("gw_connections_handed_over_total");
+    (crossed, handed_over)
 }
 
 #[test]
@@ -128,8 +111,8 @@ fn a_connection_may_carry_requests_for_services_other_than_its_server_name() {
         scene.api().create_service("demo", &name);
         let server_name = format!("demo--{name}.eu1.gw.localhost");
         let mut caller = connect_to(&scene.about, &server_name, &[b"http/1.1"], None);
-        caller.send(scene.get("/coalesced"));
-        assert_eq!(caller.response().json()["target"], "/coalesced");
+        let seen = caller.ask(scene.get("/coalesced")).json();
+        assert_eq!(seen["target"], "/coalesced");
     }
     assert!(scene.metrics().count("gw_requests_crossing_total") > 0);
 }

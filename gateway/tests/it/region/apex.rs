@@ -24,9 +24,24 @@ fn status(nodes: &Nodes, node: usize, client: &str) -> u16 {
     caller.try_response(&Method::POST).unwrap().status.as_u16()
 }
 
+/// Asserts that as many requests of `sender` have the status `admitted` as a limit admits per
+/// minute, or as many more as it has refilled since `began`, and that all others are refused.
+#[track_caller]
+fn assert_limited(sender: &str, statuses: &[u16], admitted: u16, per_minute: u64, began: Instant) {
+    let known = |status: &u16| [admitted, 429].contains(status);
+    assert!(statuses.iter().all(known), "{sender}: {statuses:?}");
+    let count = statuses.iter().filter(|it| **it == admitted).count() as u64;
+    let most = per_minute + began.elapsed().as_secs() * per_minute / 60 + 1;
+    let expected = per_minute..=most;
+    assert!(
+        expected.contains(&count),
+        "{count} of {expected:?} from {sender}"
+    );
+}
+
 #[test]
 fn token_requests_of_an_address_are_limited_over_all_nodes() {
-    let mut nodes = Nodes::start_with(3, LIMITS);
+    let nodes = Nodes::start_with(3, LIMITS);
     let began = Instant::now();
     // Different nodes own these addresses.
     let clients: Vec<String> = (1..=6)
@@ -34,33 +49,22 @@ fn token_requests_of_an_address_are_limited_over_all_nodes() {
         .chain(["2001:db8::1".into()])
         .collect();
     for client in &clients {
-        let statuses: Vec<u16> = (0..9 * PER_MINUTE as usize)
-            .map(|n| status(&nodes, n % 3, client))
-            .collect();
-        assert!(
-            statuses.iter().all(|status| [400, 429].contains(status)),
-            "{statuses:?}"
-        );
-        let admitted = statuses.iter().filter(|status| **status == 400).count() as u64;
-        // Refilled meanwhile: one request in ten seconds.
-        let most = PER_MINUTE + began.elapsed().as_secs() / 10 + 1;
-        assert!(
-            (PER_MINUTE..=most).contains(&admitted),
-            "{admitted} of at most {most} from {client}"
-        );
+        let send = |number| status(&nodes, number % 3, client);
+        let statuses: Vec<u16> = (0..9 * PER_MINUTE as usize).map(send).collect();
+        assert_limited(client, &statuses, 400, PER_MINUTE, began);
     }
-    // Without the node that owns an address, the limit of each other node holds.
+}
+
+#[test]
+fn token_requests_of_an_address_whose_node_is_lost_are_limited_by_each_other_node() {
+    let mut nodes = Nodes::start_with(3, LIMITS);
     nodes.stop(2);
+    // The lost node owns some of these addresses.
     for client in (1..=6).map(|number| format!("198.51.100.{number}")) {
-        assert_eq!(
-            [0, 1].map(|node| status(&nodes, node, &client)),
-            [400, 400],
-            "{client}"
-        );
-        assert!(
-            (0..=2 * PER_MINUTE).any(|_| status(&nodes, 0, &client) == 429),
-            "{client}"
-        );
+        let statuses = [0, 1].map(|node| status(&nodes, node, &client));
+        assert_eq!(statuses, [400, 400], "{client}");
+        let is_refused = |_| status(&nodes, 0, &client) == 429;
+        assert!((0..=2 * PER_MINUTE).any(is_refused), "{client}");
     }
 }
 
@@ -101,15 +105,5 @@ fn requests_of_an_agent_are_limited_over_all_nodes() {
     };
     let began = Instant::now();
     let statuses: Vec<u16> = (0..3 * PER_MINUTE as usize).map(|n| poll(n % 3)).collect();
-    assert!(
-        statuses.iter().all(|status| [200, 429].contains(status)),
-        "{statuses:?}"
-    );
-    let admitted = statuses.iter().filter(|status| **status == 200).count() as u64;
-    // Refilled meanwhile: one request a second.
-    let most = PER_MINUTE + began.elapsed().as_secs() + 1;
-    assert!(
-        (PER_MINUTE..=most).contains(&admitted),
-        "{admitted} of at most {most}"
-    );
+    assert_limited(id, &statuses, 200, PER_MINUTE, began);
 }

@@ -3,14 +3,13 @@
 
 use serde_json::Value;
 
+use super::{OK, owner_and_others};
 use crate::administration::console::browser::{Browser, Reply};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::gate::Passage;
 use crate::support::processes::process;
 use crate::support::processes::region::Region;
-
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 fn browser(region: &Region, node: usize) -> Browser {
     Browser::at(format!("http://{}", region.node(node).admin_address))
@@ -50,9 +49,7 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
         return;
     };
     let _agent = region.run_agent(&backend::answering(OK));
-    let owner = region.owner();
-    let other = (owner + 1) % 3;
-    let third = (owner + 2) % 3;
+    let [owner, other, third] = owner_and_others(&region);
     let slot = region.status(owner)["node"].clone();
     for node in 0..3 {
         a_node_shows_what_all_have(&region, node, &slot);
@@ -60,28 +57,27 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
 
     // The node stays a member, but the others do not reach it.
     region.peer_gates[owner].set(Passage::Stalled);
-    let agents = agents(&region, other);
-    assert_eq!(
-        agents[0]["missing_nodes"],
-        Value::from(vec![slot.clone()]),
-        "{agents}"
-    );
-    let mut browser = signed_in(&region, third);
-    let missing = format!("because they do not answer: {slot}.");
-    for page in ["/", "/tunnels", "/accounts/demo/agents"] {
-        let page = browser.get(page);
-        assert!(
-            page.status == 200 && page.text.contains(&missing),
-            "{}",
-            page.text
-        );
-    }
-    let row = node_row(&browser.get("/region"), &slot);
-    assert!(row.contains("does not answer"), "{row}");
+    the_others_name_the_node(&region, [other, third], &slot);
     region.peer_gates[owner].set(Passage::Open);
     eventually("the node answers", || {
-        (self::agents(&region, third)[0]["missing_nodes"] == Value::Null).then_some(())
+        let agents = agents(&region, third);
+        agents[0]["missing_nodes"].is_null().then_some(())
     });
+}
+
+/// `slot` is the node that does not answer.
+fn the_others_name_the_node(region: &Region, [other, third]: [usize; 2], slot: &Value) {
+    let agents = agents(region, other);
+    let missing = Value::from(vec![slot.clone()]);
+    assert_eq!(agents[0]["missing_nodes"], missing, "{agents}");
+    let mut browser = signed_in(region, third);
+    let missing = format!("because they do not answer: {slot}.");
+    for page in ["/", "/tunnels", "/accounts/demo/agents"] {
+        let Reply { status, text, .. } = browser.get(page);
+        assert!(status == 200 && text.contains(&missing), "{page}: {text}");
+    }
+    let row = node_row(&browser.get("/region"), slot);
+    assert!(row.contains("does not answer"), "{row}");
 }
 
 /// `slot` is the node with the tunnel.
@@ -89,35 +85,21 @@ fn a_node_shows_what_all_have(region: &Region, node: usize, slot: &Value) {
     let agents = eventually("all nodes answer in time", || {
         Some(agents(region, node)).filter(|agents| agents[0]["missing_nodes"].is_null())
     });
-    assert_eq!(
-        agents[0]["tunnels"].as_array().unwrap().len(),
-        1,
-        "at node {node}: {agents}"
-    );
-    assert_eq!(agents[0]["tunnels"][0]["node"], *slot);
     let id = agents[0]["agent_id"].as_str().unwrap();
     let agent = region.api(node).agent("demo", id);
-    assert_eq!(
-        agent["tunnels"].as_array().unwrap().len(),
-        1,
-        "at node {node}: {agent}"
-    );
+    for shown in [&agents[0], &agent] {
+        let tunnels = shown["tunnels"].as_array().unwrap();
+        assert_eq!(tunnels.len(), 1, "at node {node}: {shown}");
+        assert_eq!(tunnels[0]["node"], *slot, "at node {node}");
+    }
 
     let mut browser = signed_in(region, node);
-    let tunnels = browser.get("/tunnels");
-    assert!(
-        tunnels.text.contains(&format!(
-            "demo--echo</a> <span class=\"muted\">at node {slot}"
-        )),
-        "{}",
-        tunnels.text
-    );
-    assert!(
-        browser
-            .get("/")
-            .text
-            .contains("<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>")
-    );
+    let tunnel = format!("demo--echo</a> <span class=\"muted\">at node {slot}");
+    let tunnels = "<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>";
+    for (path, shown) in [("/tunnels", &*tunnel), ("/", tunnels)] {
+        let text = browser.get(path).text;
+        assert!(text.contains(shown), "{path}: {text}");
+    }
     let page = browser.get("/region");
     let row = node_row(&page, slot);
     // Services, tunnels and requests in flight.
@@ -134,15 +116,14 @@ fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
         return;
     };
     let agent = region.run_agent(&backend::answering(OK));
-    let has_tunnel = |node| agents(&region, node)[0]["tunnels"][0].is_object();
-    eventually("the agent has a tunnel", || has_tunnel(0).then_some(()));
+    eventually("the agent has a tunnel", || {
+        let agents = agents(&region, 0);
+        agents[0]["tunnels"][0].is_object().then_some(())
+    });
     // The supervisor neither drains the agent nor starts it again.
     agent.signal("STOP");
-    assert!(
-        process::children(agent.id())
-            .into_iter()
-            .all(|worker| process::send_signal(worker, "KILL"))
-    );
+    let kill = |worker| process::send_signal(worker, "KILL");
+    assert!(process::children(agent.id()).into_iter().all(kill));
     for node in 0..3 {
         let shown = eventually("the tunnel has ended", || {
             let agents = agents(&region, node);
@@ -150,26 +131,15 @@ fn why_the_tunnel_of_a_killed_agent_ended_is_shown_at_all_nodes() {
                 .is_null()
                 .then(|| agents[0]["ended_tunnels"].clone())
         });
-        assert_eq!(
-            shown.as_array().unwrap().len(),
-            1,
-            "at node {node}: {shown}"
-        );
-        let service = &shown[0]["service"];
-        let reason = &shown[0]["reason"];
-        assert_eq!(
-            (service, reason),
-            (&"demo--echo".into(), &"connection_lost".into()),
-            "at node {node}: {shown}"
-        );
-        let service = signed_in(&region, node).get("/accounts/demo/services/echo");
-        assert!(
-            service
-                .text
-                .contains("<span class=\"code\">connection_lost</span>"),
-            "{}",
-            service.text
-        );
+        let ended = shown.as_array().unwrap();
+        assert_eq!(ended.len(), 1, "at node {node}: {shown}");
+        assert_eq!(ended[0]["service"], "demo--echo", "at node {node}");
+        assert_eq!(ended[0]["reason"], "connection_lost", "at node {node}");
+        let page = signed_in(&region, node).get("/accounts/demo/services/echo");
+        let reason = page
+            .text
+            .contains("<span class=\"code\">connection_lost</span>");
+        assert!(reason, "at node {node}: {}", page.text);
     }
 }
 
@@ -179,46 +149,37 @@ fn a_console_session_is_valid_at_every_node_until_it_is_ended_at_one() {
         return;
     };
     let first = signed_in(&region, 0);
-    for node in 0..3 {
-        assert_eq!(
-            at(&region, node, &first).get("/accounts").status,
-            200,
-            "at node {node}"
-        );
-    }
+    assert_valid(&region, 0..3, &first);
     // The session outlives the node that opened it, and a node that starts again learns of it.
     region.kill(0);
-    assert_eq!(at(&region, 1, &first).get("/accounts").status, 200);
+    assert_valid(&region, [1], &first);
     region.wait_for_members(2);
     region.restart(0);
     region.wait_for_members(3);
-    assert_eq!(at(&region, 0, &first).get("/accounts").status, 200);
+    assert_valid(&region, [0], &first);
 
     let second = signed_in(&region, 2);
-    assert_eq!(
-        at(&region, 1, &first)
-            .press("/accounts", "/sign-out")
-            .header("location"),
-        "/sign-in"
-    );
+    let signed_out = at(&region, 1, &first).press("/accounts", "/sign-out");
+    assert_eq!(signed_out.header("location"), "/sign-in");
     for node in 0..3 {
         let reply = at(&region, node, &first).get("/accounts");
-        assert_eq!(
-            (reply.status, reply.header("location")),
-            (303, "/sign-in?next=%2Faccounts"),
-            "at node {node}"
-        );
-        assert_eq!(
-            at(&region, node, &second).get("/accounts").status,
-            200,
-            "at node {node}"
-        );
+        assert_eq!(reply.status, 303, "at node {node}");
+        let location = reply.header("location");
+        assert_eq!(location, "/sign-in?next=%2Faccounts", "at node {node}");
     }
+    assert_valid(&region, 0..3, &second);
     // An id that no node knows.
     let mut unknown = browser(&region, 0);
-    unknown.cookies.insert(
-        "gw_session".to_owned(),
-        "a".repeat(first.cookies["gw_session"].len()),
-    );
+    let id = "a".repeat(first.cookies["gw_session"].len());
+    unknown.cookies.insert("gw_session".to_owned(), id);
     assert_eq!(unknown.get("/accounts").status, 303);
+}
+
+/// Asserts that these nodes accept the session of a browser.
+#[track_caller]
+fn assert_valid(region: &Region, nodes: impl IntoIterator<Item = usize>, browser: &Browser) {
+    for node in nodes {
+        let page = at(region, node, browser).get("/accounts");
+        assert_eq!(page.status, 200, "at node {node}");
+    }
 }

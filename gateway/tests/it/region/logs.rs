@@ -10,6 +10,7 @@ use gw_shared::files;
 use gw_shared::id::{RequestId, RequestIds};
 use serde_json::{Value, json};
 
+use super::OK;
 use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
 use crate::support::agents::in_process::Agent;
@@ -18,7 +19,7 @@ use crate::support::peers::backend;
 use crate::support::processes::nodes::Nodes;
 use crate::support::processes::process;
 use crate::support::processes::region::Region;
-use crate::support::request_log::{capture_bodies, record};
+use crate::support::request_log::{assert_fields, capture_bodies, record, replay};
 use crate::support::scene::About;
 
 /// Three nodes that capture bodies, with an agent in front of a backend that answers `ok`.
@@ -34,14 +35,7 @@ impl World {
             capture_bodies(&nodes.api(node));
         }
         let (owner, other) = nodes.owner_and_other();
-        let agent = nodes.run_agent(
-            other,
-            &backend::start(|mut peer| {
-                while peer.request().is_ok() {
-                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-                }
-            }),
-        );
+        let agent = nodes.run_agent(other, &backend::answering(OK));
         nodes.wait_for_tunnel(owner);
         Self {
             nodes,
@@ -51,12 +45,9 @@ impl World {
 
     /// Sends a request to `node` and waits for its record; returns its id.
     fn call(&self, node: usize, path: &str) -> String {
-        let mut caller = self.nodes.connect(node);
-        caller.send(self.nodes.request(
-            &format!("POST {path}"),
-            "X-A: 1\r\nContent-Length: 5\r\n\r\nhello",
-        ));
-        let response = caller.response();
+        let rest = "X-A: 1\r\nContent-Length: 5\r\n\r\nhello";
+        let request = self.nodes.request(&format!("POST {path}"), rest);
+        let response = self.nodes.connect(node).ask(request);
         assert_eq!(response.status, 200);
         let id = response.header("x-gw-request-id").to_owned();
         record(&self.api(node), &id);
@@ -83,16 +74,13 @@ fn search(api: &Api, query: &str, limit: usize) -> Vec<String> {
     let mut ids = Vec::new();
     let mut cursor = String::new();
     loop {
-        let page = api.get(&format!("/requests?limit={limit}{query}{cursor}"));
-        assert_eq!(page.status, 200, "{page:?}");
-        let items = page.body["items"].as_array().unwrap();
+        let path = format!("/requests?limit={limit}{query}{cursor}");
+        let page = api.get(&path).done();
+        let items = page["items"].as_array().unwrap();
         assert!(items.len() <= limit);
-        ids.extend(
-            items
-                .iter()
-                .map(|item| item["id"].as_str().unwrap().to_owned()),
-        );
-        match &page.body["next_cursor"] {
+        let id = |item: &Value| item["id"].as_str().unwrap().to_owned();
+        ids.extend(items.iter().map(id));
+        match &page["next_cursor"] {
             Value::String(next) => cursor = format!("&cursor={next}"),
             _ => return ids,
         }
@@ -106,41 +94,42 @@ fn a_request_is_found_at_every_node() {
         let id = world.call(received, "/orders");
         assert_eq!(usize::from(slot(&id)), received);
         for asked in 0..3 {
-            let api = world.api(asked);
-            let shown = api.get(&format!("/requests/{id}"));
-            assert_eq!(
-                (shown.status, &shown.body["id"], &shown.body["status"]),
-                (200, &json!(id), &json!(200))
-            );
-            let before: Vec<usize> = (0..3).map(|node| body_reads(&world.api(node))).collect();
-            for (side, content) in [("request", b"hello".as_slice()), ("response", b"ok")] {
-                let (headers, body) = api.download(&format!("/requests/{id}/body/{side}"));
-                assert_eq!(
-                    (&headers["x-gw-truncated"], body.as_slice()),
-                    (&"false".parse().unwrap(), content)
-                );
-            }
-            for (node, before) in before.into_iter().enumerate() {
-                let more = if node == asked { 2 } else { 0 };
-                assert_eq!(
-                    body_reads(&world.api(node)),
-                    before + more,
-                    "{received} {asked} {node}"
-                );
-            }
+            let shown = world.api(asked).get(&format!("/requests/{id}")).done();
+            assert_eq!(shown["id"], *id, "{received} {asked}");
+            assert_eq!(shown["status"], 200, "{received} {asked}");
         }
     }
-    // The id of no request.
+}
+
+#[test]
+fn a_read_of_a_body_is_in_the_audit_log_of_the_node_that_was_asked() {
+    let world = World::start();
+    let reads = || [0, 1, 2].map(|node| body_reads(&world.api(node)));
+    for received in 0..3 {
+        let id = world.call(received, "/orders");
+        for asked in 0..3 {
+            let mut expected = reads();
+            expected[asked] += 2;
+            for (side, content) in [("request", b"hello".as_slice()), ("response", b"ok")] {
+                let path = format!("/requests/{id}/body/{side}");
+                let (headers, body) = world.api(asked).download(&path);
+                assert_eq!(headers["x-gw-truncated"], "false");
+                assert_eq!(body, content);
+            }
+            assert_eq!(reads(), expected, "{received} {asked}");
+        }
+    }
+}
+
+#[test]
+fn the_id_of_no_request_is_found_at_no_node() {
+    let world = World::start();
     let id = world.call(0, "/");
-    let other = format!(
-        "{}{:x}{}",
-        &id[..32],
-        u8::from_str_radix(&id[32..33], 16).unwrap() ^ 1,
-        &id[33..]
-    );
+    let digit = u8::from_str_radix(&id[32..33], 16).unwrap() ^ 1;
+    let other = format!("{}{digit:x}{}", &id[..32], &id[33..]);
     for asked in 0..3 {
         let unknown = world.api(asked).get(&format!("/requests/{other}"));
-        assert_eq!(unknown.status, 404);
+        assert_eq!(unknown.status, 404, "{asked}");
     }
 }
 
@@ -159,11 +148,14 @@ fn a_search_has_the_requests_of_all_nodes_in_order() {
     }
     let odd: Vec<String> = ids.iter().rev().skip(1).step_by(2).rev().cloned().collect();
     assert_eq!(search(&world.api(1), "&path_prefix=/n1", 4), odd);
-    let refused = world.api(0).get("/requests?status=abc");
-    assert_eq!(
-        (refused.status, &refused.body["field"]),
-        (422, &json!("status"))
-    );
+}
+
+#[test]
+fn an_invalid_filter_of_a_search_is_refused() {
+    let nodes = Nodes::start(2);
+    let refused = nodes.api(0).get("/requests?status=abc");
+    assert_eq!(refused.status, 422);
+    assert_eq!(refused.body["field"], "status");
 }
 
 #[test]
@@ -171,96 +163,97 @@ fn a_request_is_replayed_at_another_node() {
     let world = World::start();
     let id = world.call(0, "/orders?x=1");
     let api = world.api(2);
-    let replayed = api.ask(
-        "POST",
-        &format!("/requests/{id}/replay"),
-        &json!({ "target": "/again" }),
-    );
-    assert_eq!(
-        (replayed.status, &replayed.body["replayed_from"]),
-        (201, &json!(id)),
-        "{replayed:?}"
-    );
-    let new = replayed.body["id"].as_str().unwrap();
-    assert_eq!(
-        (slot(new), &replayed.body["path"], &replayed.body["status"]),
-        (2, &json!("/again"), &json!(200))
-    );
-    let shown = world.api(1).get(&format!("/requests/{new}"));
-    assert_eq!(
-        (shown.status, &shown.body["auth_mode"]),
-        (200, &json!("admin"))
-    );
-    assert_eq!(
-        shown.body["captured_request"]["headers"],
-        replayed.body["captured_request"]["headers"]
-    );
+    let replayed = replay(&api, &id, &json!({ "target": "/again" }));
+    assert_eq!(replayed.status, 201, "{replayed:?}");
+    let replayed = replayed.body;
+    let expected = json!({ "replayed_from": id, "path": "/again", "status": 200 });
+    assert_fields(&replayed, &expected);
+    let new = replayed["id"].as_str().unwrap();
+    assert_eq!(slot(new), 2);
+    let shown = world.api(1).get(&format!("/requests/{new}")).done();
+    assert_eq!(shown["auth_mode"], "admin");
+    let headers = |record: &Value| record["captured_request"]["headers"].clone();
+    assert_eq!(headers(&shown), headers(&replayed));
     let (_, body) = api.download(&format!("/requests/{new}/body/request"));
     assert_eq!(body, b"hello");
 }
 
+/// Three nodes, each with a request, one of which does not answer.
+struct Loss {
+    world: World,
+    /// The node that does not answer, the one that owns the service, and the one that is asked.
+    lost: usize,
+    owner: usize,
+    asked: usize,
+    /// The paths of the requests by node.
+    paths: Vec<String>,
+}
+
+impl Loss {
+    /// Stops a node, and waits until another one notices.
+    fn of_a_node() -> Self {
+        let mut world = World::start();
+        let path = |node| format!("/requests/{}", world.call(node, "/orders"));
+        let paths = (0..3).map(path).collect();
+        let (owner, _) = world.nodes.owner_and_other();
+        let [lost, asked] = [1, 2].map(|after| (owner + after) % 3);
+        world.nodes.stop(lost);
+        let api = world.api(asked);
+        eventually("the node has stopped", || {
+            (api.get("/requests").status == 503).then_some(())
+        });
+        Self {
+            world,
+            lost,
+            owner,
+            asked,
+            paths,
+        }
+    }
+
+    /// Asserts that an answer lacks the node, and says so.
+    fn assert_unavailable(&self, path: &str) {
+        let refused = self.world.api(self.asked).get(path);
+        assert_eq!(refused.status, 503, "{path}: {refused:?}");
+        let problem = &refused.body;
+        assert_eq!(problem["missing_nodes"], json!([self.lost]), "{path}");
+        assert_eq!(problem["type"], "urn:gw:problem:unavailable", "{path}");
+        let named = format!("node {} ", self.lost);
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.starts_with(&named), "{path}: {detail}");
+    }
+}
+
 #[test]
 fn a_node_that_does_not_answer_is_named() {
-    let mut world = World::start();
-    let ids: Vec<String> = (0..3).map(|node| world.call(node, "/orders")).collect();
-    let (owner, _) = world.nodes.owner_and_other();
-    let lost = (owner + 1) % 3;
-    world.nodes.stop(lost);
-    let asked = (owner + 2) % 3;
-    let about = world.nodes.about(asked);
-    let api = world.api(asked);
-    eventually("the node has stopped", || {
-        (api.get("/requests").status == 503).then_some(())
-    });
-    let path = format!("/requests/{}", ids[lost]);
-    let unavailable = |path: &str| {
-        let refused = api.get(path);
-        assert_eq!(
-            (refused.status, &refused.body["missing_nodes"]),
-            (503, &json!([lost])),
-            "{path}: {refused:?}"
-        );
-        assert_eq!(refused.body["type"], "urn:gw:problem:unavailable");
-        let named = format!("node {lost} ");
-        assert!(
-            refused.body["detail"].as_str().unwrap().starts_with(&named),
-            "{refused:?}"
-        );
-    };
-    for path in [
-        path.as_str(),
-        &format!("{path}/body/request"),
-        "/requests?limit=2",
-        "/series",
-    ] {
-        unavailable(path);
+    let loss = Loss::of_a_node();
+    let api = loss.world.api(loss.asked);
+    let path = loss.paths[loss.lost].as_str();
+    let body = format!("{path}/body/request");
+    for path in [path, &body, "/requests?limit=2", "/series"] {
+        loss.assert_unavailable(path);
     }
-    assert_eq!(
-        api.ask("POST", &format!("{path}/replay"), &json!({}))
-            .status,
-        503
-    );
-    let partial = api.get("/requests?partial=true");
-    assert_eq!(
-        (partial.status, &partial.body["missing_nodes"]),
-        (200, &json!([lost]))
-    );
-    assert_eq!(partial.body["items"].as_array().unwrap().len(), 2);
-    commands_name_the_node(&about, lost);
-    the_console_names_the_node(&about, lost, &path);
-    let partial = api.get("/series?partial=true");
-    assert_eq!(
-        (partial.status, &partial.body["missing_nodes"]),
-        (200, &json!([lost]))
-    );
-    assert_eq!(api.get(&format!("/requests/{}", ids[owner])).status, 200);
+    let replayed = api.ask("POST", &format!("{path}/replay"), &json!({}));
+    assert_eq!(replayed.status, 503);
+    for list in ["/requests", "/series"] {
+        let partial = api.get(&format!("{list}?partial=true")).done();
+        assert_eq!(partial["missing_nodes"], json!([loss.lost]), "{list}");
+    }
+    assert_eq!(api.list("/requests?partial=true").len(), 2);
+    let about = loss.world.nodes.about(loss.asked);
+    commands_name_the_node(&about, loss.lost);
+    the_console_names_the_node(&about, loss.lost, path);
+    api.get(&loss.paths[loss.owner]).done();
+}
 
-    // It is no member any more: searches are complete without it, but its requests are not known to
-    // be gone.
-    world.nodes.place(&[owner, asked]);
-    unavailable(&path);
-    let page = api.get("/requests");
-    assert_eq!((page.status, page.body.get("missing_nodes")), (200, None));
+#[test]
+fn searches_are_complete_without_a_node_that_is_no_member_but_its_requests_may_exist() {
+    let mut loss = Loss::of_a_node();
+    loss.world.nodes.place(&[loss.owner, loss.asked]);
+    loss.assert_unavailable(&loss.paths[loss.lost]);
+    let api = loss.world.api(loss.asked);
+    let page = api.get("/requests").done();
+    assert_eq!(page.get("missing_nodes"), None);
     let old = api.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07");
     assert_eq!(old.status, 404, "older than the log: {old:?}");
 }
@@ -275,12 +268,8 @@ fn commands_name_the_node(about: &About, lost: usize) {
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     };
     let listed = search("--limit=10");
-    assert!(
-        listed.ends_with(&format!(
-            "\nMissing: the requests of nodes that do not answer: {lost}.\n"
-        )),
-        "{listed}"
-    );
+    let missing = format!("\nMissing: the requests of nodes that do not answer: {lost}.\n");
+    assert!(listed.ends_with(&missing), "{listed}");
     let listed: Value = serde_json::from_str(&search("--json")).unwrap();
     assert_eq!(listed["missing_nodes"], json!([lost]));
 }
@@ -288,14 +277,10 @@ fn commands_name_the_node(about: &About, lost: usize) {
 fn the_console_names_the_node(about: &About, lost: usize, request: &str) {
     let mut browser = Browser::at(about.admin_url.clone());
     browser.sign_in(&about.admin_token, "/");
-    for page in ["/requests", "/"] {
-        let page = browser.get(page);
-        assert!(
-            page.text
-                .contains(&format!("because they do not answer: {lost}.")),
-            "{}",
-            page.text
-        );
+    let missing = format!("because they do not answer: {lost}.");
+    for path in ["/requests", "/"] {
+        let text = browser.get(path).text;
+        assert!(text.contains(&missing), "{path}: {text}");
     }
     assert_eq!(browser.get(request).status, 503);
 }
@@ -311,11 +296,9 @@ fn charts_have_the_sum_of_all_nodes() {
     for asked in 0..3 {
         let total = |path: &str| {
             let series = world.api(asked).get(path).done();
-            let points = series["points"].as_array().unwrap();
-            points
-                .iter()
-                .map(|point| point["requests"].as_u64().unwrap())
-                .sum::<u64>()
+            let points = series["points"].as_array().unwrap().iter();
+            let requests = points.map(|point| point["requests"].as_u64().unwrap());
+            requests.sum::<u64>()
         };
         // Points are taken every ten seconds.
         eventually("all requests are counted", || {
@@ -395,10 +378,6 @@ fn assert_lookups_end(archive: &TcpListener) {
             "{path}: {refused:?}"
         );
     }
-    let page = region.get(0, "/requests?path_prefix=/&partial=true");
-    assert_eq!(
-        (page.status, &page.body["missing_archive"]),
-        (200, &json!(true)),
-        "{page:?}"
-    );
+    let page = region.get(0, "/requests?path_prefix=/&partial=true").done();
+    assert_eq!(page["missing_archive"], true, "{page}");
 }

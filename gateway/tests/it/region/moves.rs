@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use super::stop;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
@@ -94,9 +95,7 @@ fn requests_that_wait_move_with_their_service_when_its_node_comes_back() {
         let Some((mut region, agent, owner)) = with_agent(&backend) else {
             return Some(());
         };
-        region.node(owner).process.signal("TERM");
-        let mut left = region.nodes[owner].take().unwrap();
-        assert_eq!(left.process.exit_code(), Some(0));
+        stop(&mut region, owner);
         region.wait_for_members(2);
         let other = region.owner();
         let loss = lose(&region, agent, other)?;

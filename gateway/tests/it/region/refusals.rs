@@ -1,18 +1,16 @@
 //! Nodes of a region whose messages others refuse: not after a rejoin, and visible while it lasts.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
+use super::commands::{run, stored_status};
+use super::{OK, assert_served, owner_and_others, stop};
 use crate::support::eventually;
 use crate::support::peers::{backend, node_peer};
-use crate::support::processes::process;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::admin;
-
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// The other nodes of a region, as a node shows them.
 fn others(region: &Region, node: usize) -> Vec<Value> {
@@ -40,9 +38,7 @@ fn a_node_that_was_frozen_is_accepted_again_and_keeps_levels_and_its_lease() {
         return;
     };
     let _agent = region.run_agent(&backend::answering(OK));
-    let owner = region.owner();
-    let other = (owner + 1) % 3;
-    let third = (owner + 2) % 3;
+    let [owner, other, third] = owner_and_others(&region);
     region.node(owner).process.signal("STOP");
     wait_until_dead(&region, other);
     region.node(owner).process.signal("CONT");
@@ -56,37 +52,37 @@ fn a_node_that_was_frozen_is_accepted_again_and_keeps_levels_and_its_lease() {
                 .then_some(())
         });
     }
-    // The owners hear each other: an outage of PostgreSQL suspends none of them.
+    an_outage_of_the_database_suspends_neither(&mut region, [owner, other]);
+    levels_arrive_at_the_next_owner(&mut region, [owner, other, third]);
+}
+
+/// The nodes hear each other, which prolongs their leases.
+fn an_outage_of_the_database_suspends_neither(region: &mut Region, nodes: [usize; 2]) {
     region.postgres.stop();
-    for node in [owner, other] {
+    for node in nodes {
         eventually("the outage lasts longer than max_staleness_seconds", || {
             (region.status(node)["engine_silence_seconds"].as_f64()? > 13.0).then_some(())
         });
         assert_eq!(region.status(node)["standing"], "isolated");
-        assert_eq!(region.request(node), "200");
+        assert_served(region, [node]);
     }
     region.postgres.resume();
     region.wait_for_members(3);
-    // The levels of buckets arrive at the next owner.
+}
+
+fn levels_arrive_at_the_next_owner(region: &mut Region, [owner, other, third]: [usize; 3]) {
+    const REFUSED: &str = "429 GW_RATE_LIMIT_EXCEEDED";
     let limit = json!({ "burst": 3, "refill_per_minute": 1 });
-    let changed = region
-        .api(owner)
-        .ask("PATCH", "/accounts/demo/services/echo", &limit);
+    let api = region.api(owner);
+    let changed = api.ask("PATCH", "/accounts/demo/services/echo", &limit);
     assert_eq!((changed.status, &*changed.pending_nodes), (200, ""));
     eventually("the bucket is empty", || {
-        (region.request(other) == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
+        (region.request(other) == REFUSED).then_some(())
     });
-    region.node(owner).process.signal("TERM");
-    assert_eq!(
-        region.nodes[owner].take().unwrap().process.exit_code(),
-        Some(0)
-    );
+    stop(region, owner);
     for node in [other, third] {
-        assert_eq!(
-            region.request(node),
-            "429 GW_RATE_LIMIT_EXCEEDED",
-            "a second burst at node {node}"
-        );
+        let outcome = region.request(node);
+        assert_eq!(outcome, REFUSED, "a second burst at node {node}");
     }
 }
 
@@ -120,22 +116,19 @@ fn a_refusal_that_lasts_is_shown() {
     });
     assert_eq!(refusal["reason"], "403 Forbidden: because");
     assert_eq!(region.metric(0, "gw_region_refused_by"), 1.0);
-    let line = region
-        .node(0)
+    let node = region.node(0);
+    let line = node
         .log
         .line_with("another node refuses the messages of this one");
     assert!(line.contains("403 Forbidden: because"), "{line}");
     // It does not hear the other either: a balancer keeps it.
-    assert!(
-        admin(region.node(0).admin_address, "/readyz")
-            .1
-            .ends_with("ready\n")
-    );
+    let (_, ready) = admin(node.admin_address, "/readyz");
+    assert!(ready.ends_with("ready\n"), "{ready}");
 
     the_command_shows_the_refusal(&region, &slot);
 
     refuses.store(false, Ordering::Relaxed);
-    let line = region.node(0).log.find(|line| {
+    let line = node.log.find(|line| {
         let line = line.to_string();
         line.contains("messages of this one").then_some(line)
     });
@@ -148,33 +141,15 @@ fn a_refusal_that_lasts_is_shown() {
 }
 
 fn the_command_shows_the_refusal(region: &Region, slot: &Value) {
-    let config = region.config(0).with_extension("status.toml");
-    let port = format!("admin_listen = \"{}\"", region.node(0).admin_address);
-    let text = fs::read_to_string(region.config(0)).unwrap();
-    fs::write(
-        &config,
-        text.replace("admin_listen = \"127.0.0.1:0\"", &port),
-    )
-    .unwrap();
-    let status = |options: &[&str]| {
-        let output = process::gw_gateway()
-            .args(["region", "status", "--config"])
-            .arg(&config)
-            .args(options)
-            .output();
-        String::from_utf8(output.unwrap().stdout).unwrap()
-    };
-    let out = status(&[]).split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown = run(region, 0, &["status"]).done();
+    let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    let refused = format!(" refused by node {slot} for ");
     assert!(
-        out.contains("This node: ") && out.contains(&format!(" refused by node {slot} for ")),
-        "{out}"
+        words.contains("This node: ") && words.contains(&refused),
+        "{shown}"
     );
-    let json: Value = serde_json::from_str(&status(&["--json"])).unwrap();
-    let nodes = json["this_node"]["nodes"].as_array().unwrap();
-    assert!(
-        nodes
-            .iter()
-            .any(|node| node["refusal"]["reason"] == "403 Forbidden: because"),
-        "{json}"
-    );
+    let status = stored_status(region, 0);
+    let nodes = status["this_node"]["nodes"].as_array().unwrap();
+    let is_refusal = |node: &Value| node["refusal"]["reason"] == "403 Forbidden: because";
+    assert!(nodes.iter().any(is_refusal), "{status}");
 }

@@ -4,7 +4,7 @@ mod cuts;
 mod memory;
 mod owner;
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use http::Method;
 
 use crate::support::agents::in_process::{Agent, Identity};
-use crate::support::peers::caller::{Caller, HOST};
-use crate::support::peers::http1_peer::{Peer, fields};
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::peers::http1_peer::{Peer, Response, fields};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::node_peer::certificate;
 use crate::support::peers::{backend, http2_caller, node_peer};
@@ -141,26 +141,63 @@ fn a_short_body_is_charged_before_it_arrives() {
     });
 }
 
+/// Status and code of an error of the gateway, such as `502 GW_RELAY_ERROR`.
+fn error(response: &Response) -> String {
+    format!("{} {}", response.status.as_u16(), response.code())
+}
+
+/// The response to a request on a new connection to `node`.
+fn ask(nodes: &Nodes, node: usize, line: &str, rest: &str) -> Response {
+    nodes.connect(node).ask(nodes.request(line, rest))
+}
+
+/// Sends a body of this length. Returns whether the backend sends it back.
+fn is_echoed(nodes: &Nodes, caller: &mut Caller, path: &str, length: usize) -> bool {
+    let body = pattern(length);
+    let head = format!("Content-Length: {length}\r\n\r\n");
+    caller.send(nodes.request(&format!("POST {path}"), &head));
+    caller.send(&body);
+    let response = caller.response();
+    response.status == 200 && response.body == body
+}
+
+/// Sends a request with a trailer, which the backend sends back.
+#[track_caller]
+fn assert_trailers_pass(nodes: &Nodes, caller: &mut Caller) {
+    caller.send(nodes.request("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n"));
+    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
+    let response = caller.response();
+    assert_eq!(response.body, b"hello");
+    assert_eq!(response.trailers["x-check"], "7");
+}
+
+/// Requests that the owner and another node have sent to other nodes. The first request is counted
+/// when the owner has answered.
+fn crossing(nodes: &Nodes, owner: usize, other: usize) -> [u64; 2] {
+    [owner, other].map(|node| nodes.total(node, "requests_crossing_nodes"))
+}
+
 #[test]
 fn requests_at_any_node_reach_the_backend() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     for node in [owner, other] {
         let mut caller = nodes.connect(node);
         for length in [0, 1, 65_536, 65_537, 3_000_000] {
-            let body = pattern(length);
             for path in ["/whole", "/chunked"] {
-                caller.send(nodes.request(
-                    &format!("POST {path}"),
-                    &format!("Content-Length: {length}\r\n\r\n"),
-                ));
-                caller.send(&body);
-                let response = caller.response();
-                assert!(
-                    response.status == 200 && response.body == body,
-                    "{path} {length} at node {node}"
-                );
+                let is_echoed = is_echoed(&nodes, &mut caller, path, length);
+                assert!(is_echoed, "{path} {length} at node {node}");
             }
         }
+    }
+    assert_eq!(crossing(&nodes, owner, other), [0, 10]);
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn responses_without_a_body_pass_without_fields_of_nodes() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    for node in [owner, other] {
+        let mut caller = nodes.connect(node);
         for (method, path, status) in [
             (Method::GET, "/none", 204),
             (Method::GET, "/same", 304),
@@ -170,46 +207,34 @@ fn requests_at_any_node_reach_the_backend() {
         ] {
             caller.send(nodes.request(&format!("{method} {path}"), "\r\n"));
             let response = caller.response_to(&method);
-            assert_eq!(
-                (response.status.as_u16(), response.body.len()),
-                (status, 0),
-                "{path}"
-            );
+            assert_eq!(response.status, status, "{path} at node {node}");
+            assert_eq!(response.body, b"", "{path} at node {node}");
             assert!(!response.header("x-gw-request-id").is_empty());
-            let own = fields(&response.headers)
-                .into_keys()
-                .filter(|name| name.starts_with("x-gw-node"));
-            assert_eq!(own.count(), 0);
+            let mut names = fields(&response.headers).into_keys();
+            let is_of_nodes = |name: String| name.starts_with("x-gw-node");
+            assert!(!names.any(is_of_nodes), "{path}: {response:?}");
         }
     }
-    // The first request is counted when the owner has answered.
-    assert_eq!(
-        (
-            nodes.total(other, "requests_crossing_nodes"),
-            nodes.total(owner, "requests_crossing_nodes")
-        ),
-        (15, 0)
-    );
+    assert_eq!(crossing(&nodes, owner, other), [0, 5]);
     wait_until_idle(&nodes, owner);
 }
 
 #[test]
-fn trailers_and_interim_responses_pass() {
+fn trailers_pass() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    assert_trailers_pass(&nodes, &mut nodes.connect(other));
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn interim_responses_pass() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     let mut caller = nodes.connect(other);
-    caller.send(nodes.request("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n"));
-    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
-    let response = caller.response();
-    assert_eq!(
-        (&response.body[..], &response.trailers["x-check"]),
-        (&b"hello"[..], &"7".parse().unwrap())
-    );
-    caller.send(nodes.request(
-        "POST /hints",
-        "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n",
-    ));
-    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 103);
-    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
+    let head = "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    caller.send(nodes.request("POST /hints", head));
+    for status in [103, 100] {
+        assert_eq!(caller.response_head(&Method::POST).unwrap().status, status);
+    }
     caller.send("later");
     assert_eq!(caller.response().body, b"later");
     wait_until_idle(&nodes, owner);
@@ -264,13 +289,8 @@ fn protocols_are_switched_and_each_half_ends_separately() {
 /// Uses a connection whose request to switch protocols was sent with this content.
 fn switched(caller: &mut Caller, content: &str) {
     let head = caller.response_head(&Method::GET).unwrap();
-    assert_eq!(
-        (
-            head.status.as_u16(),
-            head.headers["x-echo"].to_str().unwrap()
-        ),
-        (101, "twice")
-    );
+    assert_eq!(head.status, 101);
+    assert_eq!(head.headers["x-echo"], "twice");
     assert_eq!(caller.bytes(6).unwrap(), b"hello ");
     assert_eq!(caller.bytes(content.len()).unwrap(), content.as_bytes());
     for byte in *b"abc" {
@@ -321,7 +341,7 @@ fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
 
 #[test]
 fn a_slow_reader_holds_up_the_backend() {
-    const LENGTH: usize = 400_000_000;
+    const LENGTH: u64 = 400_000_000;
     let (nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
             if head.target.path() == "/small" {
@@ -331,16 +351,9 @@ fn a_slow_reader_holds_up_the_backend() {
             peer.send(format!(
                 "HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"
             ));
-            let piece = [7; 64 * 1024];
-            let mut left = LENGTH;
-            while left > 0
-                && peer
-                    .stream
-                    .write_all(&piece[..left.min(piece.len())])
-                    .is_ok()
-            {
-                left = left.saturating_sub(piece.len());
-            }
+            let mut body = io::repeat(7).take(LENGTH);
+            // Fails once the caller has gone.
+            let _ = io::copy(&mut body, &mut peer.stream);
         }
     }));
     let mut caller = nodes.connect(other);
@@ -355,8 +368,8 @@ fn a_slow_reader_holds_up_the_backend() {
     });
     let mut others = nodes.connect(other);
     for _ in 0..1024 {
-        others.send(nodes.request("GET /small", "\r\n"));
-        assert_eq!(others.response().body, b"ok");
+        let response = others.ask(nodes.request("GET /small", "\r\n"));
+        assert_eq!(response.body, b"ok");
         let held = nodes.tunnels(owner)[0].held_bytes;
         assert!(held <= 8 << 20, "{held}");
     }
@@ -373,6 +386,9 @@ fn a_response_that_breaks_off_is_cut() {
     wait_until_idle(&nodes, owner);
 }
 
+/// ALPN of links.
+const LINK: &[u8] = b"gw-peer/2";
+
 /// The first frame of a link to `node` with this certificate, or nothing if the node ends the
 /// connection.
 fn first_frame(nodes: &Nodes, node: usize, alpn: &[u8], identity: Option<Identity>) -> Vec<u8> {
@@ -387,47 +403,36 @@ fn first_frame(nodes: &Nodes, node: usize, alpn: &[u8], identity: Option<Identit
 #[test]
 fn only_nodes_can_open_links() {
     let nodes = Nodes::start(2);
-    let uri = |path: &str| format!("gw://eu1.gw.localhost/{path}");
-    let session = format!("{:032x}", Nodes::session(1));
-    let node = certificate(&nodes, &uri(&format!("node/1/{session}")));
+    let of_node = || Some(node_peer::node_certificate(&nodes, 1));
     // HELLO, with 8,192 streams.
     let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
-    assert_eq!(
-        first_frame(
-            &nodes,
-            0,
-            b"gw-peer/2",
-            Some((node.0.clone(), node.1.clone_key()))
-        ),
-        hello
-    );
+    assert_eq!(first_frame(&nodes, 0, LINK, of_node()), hello);
     let agent = node_peer::agent_certificate(&nodes);
-    for (count, (alpn, identity)) in [
-        (&b"gw-peer/2"[..], Some(agent)),
-        (b"gw-peer/2", None),
-        (b"gw-tunnel/2", Some((node.0.clone(), node.1.clone_key()))),
+    let of_uri = |uri: &str| Some(certificate(&nodes, &format!("gw://{uri}")));
+    let session = format!("{:032x}", Nodes::session(1));
+    let no_slot = format!("eu1.gw.localhost/node/1024/{session}");
+    let other_region = format!("eu2.gw.localhost/node/1/{session}");
+    let ended = |node| Some(node_peer::ended_certificate(&nodes, node));
+    let cases = [
+        ("of an agent", LINK, Some(agent)),
+        ("none", LINK, None),
+        ("for a tunnel", b"gw-tunnel/2", of_node()),
+        ("of a slot that no node has", LINK, of_uri(&no_slot)),
         (
-            b"gw-peer/2",
-            Some(certificate(&nodes, &uri(&format!("node/1024/{session}")))),
+            "with a short session",
+            LINK,
+            of_uri("eu1.gw.localhost/node/1/1"),
         ),
-        (b"gw-peer/2", Some(certificate(&nodes, &uri("node/1/1")))),
-        (
-            b"gw-peer/2",
-            Some(certificate(
-                &nodes,
-                &format!("gw://eu2.gw.localhost/node/1/{session}"),
-            )),
-        ),
-        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 1))),
-        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 2))),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        assert_eq!(first_frame(&nodes, 0, alpn, identity), b"", "case {count}");
-        let refused =
-            || (nodes.turned_away(0, "node_unverified") == count as u64 + 1).then_some(());
-        eventually("the refusal is counted", refused);
+        ("of another region", LINK, of_uri(&other_region)),
+        ("of an earlier process", LINK, ended(1)),
+        ("of an unknown process", LINK, ended(2)),
+    ];
+    for (count, (name, alpn, identity)) in (1..).zip(cases) {
+        let frame = first_frame(&nodes, 0, alpn, identity);
+        assert_eq!(frame, b"", "certificate {name}");
+        eventually("the refusal is counted", || {
+            (nodes.turned_away(0, "node_unverified") == count).then_some(())
+        });
     }
 }
 
@@ -435,16 +440,10 @@ fn only_nodes_can_open_links() {
 fn a_node_has_no_tunnel() {
     let nodes = Nodes::start(2);
     let (owner, _) = nodes.owner_and_other();
-    let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1));
-    let identity = certificate(&nodes, &uri);
-    let mut peer = crate::support::peers::caller::connect_to(
-        &nodes.about(owner),
-        HOST,
-        &[b"gw-tunnel/2"],
-        Some(identity),
-    );
-    peer.send(gw_shared::tunnel::handshake::request(HOST, None));
-    assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
+    let identity = Some(node_peer::node_certificate(&nodes, 1));
+    let mut peer = connect_to(&nodes.about(owner), HOST, &[b"gw-tunnel/2"], identity);
+    let refused = peer.ask(gw_shared::tunnel::handshake::request(HOST, None));
+    assert_eq!(refused.code(), "GW_AGENT_CERTIFICATE_REQUIRED");
 }
 
 /// Sends `requests` requests at once, 100 on each connection. Returns the responses.
@@ -456,12 +455,9 @@ async fn fetch_at_once(about: &About, requests: usize) -> Vec<http2_caller::Resp
     let mut responses = Vec::new();
     for connection in &connections {
         for _ in 0..100 {
-            responses.push(
-                connection
-                    .begin(connection.request(&Method::GET, "/"), true)
-                    .await
-                    .0,
-            );
+            let request = connection.request(&Method::GET, "/");
+            let (response, _) = connection.begin(request, true).await;
+            responses.push(response);
         }
     }
     let mut statuses = Vec::new();
@@ -498,22 +494,12 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
         drop(done);
         statuses
     });
-    let of = |status| {
-        statuses
-            .iter()
-            .filter(|response| response.status == status)
-            .count()
-    };
     // On a busy machine, the agent can take longer than the requests wait.
-    assert_eq!(
-        of(204) + of(504),
-        REQUESTS,
-        "{:?}",
-        statuses
-            .iter()
-            .find(|response| ![204, 504].contains(&response.status.as_u16()))
-    );
-    assert!(of(204) > 0);
+    let is_expected = |it: &http2_caller::Response| [204, 504].contains(&it.status.as_u16());
+    let unexpected = statuses.iter().find(|it| !is_expected(it));
+    assert!(unexpected.is_none(), "{unexpected:?}");
+    assert_eq!(statuses.len(), REQUESTS);
+    assert!(statuses.iter().any(|it| it.status == 204));
 }
 
 #[test]
@@ -523,11 +509,7 @@ fn a_node_with_another_session_opens_links_with_its_certificate() {
     let _agent = nodes.run_agent(owner, &any_path());
     nodes.wait_for_tunnel(owner);
     let links = || nodes.metrics(other).count("gw_node_links");
-    let send = || {
-        let mut caller = nodes.connect(other);
-        caller.send(nodes.request("GET /none", "\r\n"));
-        assert_eq!(caller.response().status, 204);
-    };
+    let send = || assert_eq!(ask(&nodes, other, "GET /none", "\r\n").status, 204);
     send();
     assert_eq!(links(), 1);
     nodes.renew(other, &[0, 1]);

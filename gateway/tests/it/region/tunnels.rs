@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::hmac;
 
+use super::OK;
 use crate::support::eventually;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::{backend, caller};
 use crate::support::processes::nodes::{KEY, Nodes};
-
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// The announcement of a tunnel from 192.0.2.7:4660, as node `sender` writes it for the owner with
 /// this session.
@@ -64,17 +63,12 @@ fn a_tunnel_to_any_node_ends_at_the_owner() {
     for node in 0..3 {
         let agent = nodes.run_agent(node, &backend::answering(OK));
         nodes.wait_for_tunnel(owner);
-        let spliced: u64 = (0..3)
-            .map(|node| nodes.total(node, "tunnels_spliced"))
-            .sum();
-        assert_eq!(
-            spliced,
-            (0..=node).filter(|node| *node != owner).count() as u64
-        );
+        let spliced = (0..3).map(|node| nodes.total(node, "tunnels_spliced"));
+        let others = (0..=node).filter(|node| *node != owner).count() as u64;
+        assert_eq!(spliced.sum::<u64>(), others);
         assert!((0..3).all(|other| other == owner || nodes.tunnels(other).is_empty()));
-        let mut caller = nodes.connect(owner);
-        caller.send(nodes.request("GET /", "\r\n"));
-        assert_eq!(caller.response().body, b"ok");
+        let request = nodes.request("GET /", "\r\n");
+        assert_eq!(nodes.connect(owner).ask(request).body, b"ok");
         agent.drain();
         eventually("the tunnel has ended", || {
             nodes.tunnels(owner).is_empty().then_some(())
@@ -89,13 +83,8 @@ fn without_a_placement_each_node_serves_all_services() {
     nodes.place_at(other, &[]);
     let _agent = nodes.run_agent(other, &backend::answering(OK));
     nodes.wait_for_tunnel(other);
-    assert_eq!(
-        (
-            nodes.tunnels(owner).len(),
-            nodes.total(other, "tunnels_spliced")
-        ),
-        (0, 0)
-    );
+    assert!(nodes.tunnels(owner).is_empty());
+    assert_eq!(nodes.total(other, "tunnels_spliced"), 0);
 }
 
 #[test]
@@ -160,10 +149,9 @@ fn a_tunnel_for_another_process_or_another_protocol_is_refused() {
             (counted() == refused).then_some(())
         });
     }
-    assert_eq!(
-        nodes.total(owner, "tunnels_spliced") + nodes.total(other, "tunnels_spliced"),
-        0
-    );
+    for node in [owner, other] {
+        assert_eq!(nodes.total(node, "tunnels_spliced"), 0, "at node {node}");
+    }
 }
 
 #[test]
@@ -177,11 +165,8 @@ fn nodes_with_contradicting_placements_send_no_tunnel_around() {
     eventually("the tunnel is refused", || {
         (nodes.turned_away(second, "not_owner") > 0).then_some(())
     });
-    assert_eq!(
-        nodes.total(second, "tunnels_spliced"),
-        0,
-        "spliced once only"
-    );
+    let again = nodes.total(second, "tunnels_spliced");
+    assert_eq!(again, 0, "spliced once only");
     // The agent tries again, and succeeds once the nodes agree.
     nodes.place(&[first, second]);
     nodes.wait_for_tunnel(first);

@@ -56,19 +56,10 @@ fn metric(node: &Served, name: &str) -> f64 {
 fn wait_until_relayed(port: u16, ca: &Path, key: &str) {
     eventually("a request is relayed", || {
         let mut curl = Command::new("curl");
-        curl.args([
-            "-s",
-            "-o",
-            "/dev/null",
-            "-w",
-            "%{http_code}",
-            "--max-time",
-            "10",
-            "--cacert",
-        ])
-        .arg(ca);
-        curl.arg("-H")
-            .arg(format!("X-Gw-Service-Key: {key}"))
+        curl.args(["-s", "-o", "/dev/null", "-w", "%{http_code}"])
+            .args(["--max-time", "10", "--cacert"])
+            .arg(ca)
+            .args(["-H", &format!("X-Gw-Service-Key: {key}")])
             .arg(format!("https://{HOST}:{port}/"));
         (curl.output().unwrap().stdout == b"200").then_some(())
     });
@@ -104,24 +95,15 @@ fn another_node_takes_over_and_the_first_comes_back() {
     let token = api.create_enrollment_token("demo", &["echo"]);
     let revision = gateway.metrics().sum("gw_store_revision");
     eventually("the nodes have followed", || {
-        [&first, &second]
-            .iter()
-            .all(|node| metric(node, "gw_store_revision") >= revision)
-            .then_some(())
+        let known = [&first, &second].map(|node| metric(node, "gw_store_revision"));
+        known.iter().all(|it| *it >= revision).then_some(())
     });
-    in_process::enroll_with(
-        token,
-        &format!("https://eu1.gw.localhost:{port}"),
-        &ca,
-        &state,
-    );
+    let url = format!("https://eu1.gw.localhost:{port}");
+    in_process::enroll_with(token, &url, &ca, &state);
     gateway.drain();
     let mut agent = process::gw_agent();
-    agent
-        .arg("run")
-        .arg("--state-dir")
-        .arg(state)
-        .args(["--backend", &backend.url]);
+    agent.args(["run", "--backend", &backend.url]);
+    agent.arg("--state-dir").arg(state);
     let _agent = Running::new(agent.stderr(Stdio::null()).spawn().unwrap());
     wait_until_relayed(port, &ca, &key);
     assert_eq!(metric(&first, "gw_tunnels"), 1.0);

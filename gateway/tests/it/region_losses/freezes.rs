@@ -9,6 +9,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::load::{self, Load};
+use super::{OK, connected_through, wait_until_dead};
 use crate::support::agents::{in_process, modified_agent};
 use crate::support::apex::APEX;
 use crate::support::peers::backend;
@@ -18,7 +19,6 @@ use crate::support::peers::http1_peer::Response;
 use crate::support::processes::region::Region;
 use crate::support::{eventually, turn};
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Shorter than the lease of a node, which the others therefore do not declare dead.
 const FREEZE: Duration = Duration::from_millis(2500);
 
@@ -33,10 +33,8 @@ fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
     process.signal("STOP");
     let stat = format!("/proc/{}/stat", process.id());
     eventually("the process is stopped", || {
-        fs::read_to_string(&stat)
-            .unwrap()
-            .contains(") T ")
-            .then_some(())
+        let stat = fs::read_to_string(&stat).unwrap();
+        stat.contains(") T ").then_some(())
     });
     let stopped = Instant::now();
     change();
@@ -72,18 +70,27 @@ fn token_request(credential: &Value) -> String {
     )
 }
 
-fn ask(caller: &mut Caller, request: &str) -> Response {
-    caller.send(request);
-    caller.response()
+fn send(callers: &mut [Caller], request: &str) {
+    callers.iter_mut().for_each(|caller| caller.send(request));
+}
+
+/// The next response on each connection.
+fn responses(callers: &mut [Caller]) -> Vec<Response> {
+    callers.iter_mut().map(Caller::response).collect()
+}
+
+fn statuses(callers: &mut [Caller]) -> Vec<u16> {
+    let responses = responses(callers).into_iter();
+    responses.map(|response| response.status.as_u16()).collect()
 }
 
 /// Disables a key or a credential at a node, and expects that its answer names `pending`.
-fn disable(region: &Region, node: usize, path: &str, pending: u64) {
+fn disable(region: &Region, node: usize, path: &str, pending: &str) {
     let body = json!({ "enabled": false });
     let reply = region.api(node).ask("PATCH", path, &body);
     // On a slow machine it is declared dead meanwhile.
     let named = reply.pending_nodes.trim_end_matches(";dead");
-    assert_eq!((reply.status, named), (200, &*pending.to_string()));
+    assert_eq!((reply.status, named), (200, pending));
 }
 
 #[test]
@@ -102,54 +109,27 @@ fn requests_that_queued_in_a_freeze_are_refused_if_their_key_was_revoked_meanwhi
         .collect();
     let request = get(text(&key, "service_key"));
     let token_request = token_request(&credential);
-    assert!(
-        callers
-            .iter_mut()
-            .all(|caller| ask(caller, &request).status == 200)
-    );
-    assert!(
-        clients
-            .iter_mut()
-            .all(|client| ask(client, &token_request).status == 200)
-    );
-    let slot = region.status(owner)["node"].as_u64().unwrap();
+    send(&mut callers, &request);
+    send(&mut clients, &token_request);
+    assert_eq!(statuses(&mut callers), [200; 8]);
+    assert_eq!(statuses(&mut clients), [200; 4]);
+    let slot = region.status(owner)["node"].to_string();
     frozen(&region, owner, || {
-        callers.iter_mut().for_each(|caller| caller.send(&request));
-        clients
-            .iter_mut()
-            .for_each(|client| client.send(&token_request));
-        disable(
-            &region,
-            1 - owner,
-            &format!("/accounts/demo/service-keys/{}", text(&key, "key_id")),
-            slot,
-        );
-        disable(
-            &region,
-            1 - owner,
-            &format!(
-                "/accounts/demo/credentials/{}",
-                text(&credential, "client_id")
-            ),
-            slot,
-        );
+        send(&mut callers, &request);
+        send(&mut clients, &token_request);
+        for (kind, id) in [
+            ("service-keys", text(&key, "key_id")),
+            ("credentials", text(&credential, "client_id")),
+        ] {
+            let path = format!("/accounts/demo/{kind}/{id}");
+            disable(&region, 1 - owner, &path, &slot);
+        }
     });
-    let answers: Vec<_> = callers.iter_mut().map(Caller::response).collect();
-    assert!(
-        answers.iter().all(|answer| answer.status == 502),
-        "{answers:?}"
-    );
-    assert!(
-        answers
-            .iter()
-            .all(|answer| answer.code() == "GW_SERVICE_KEY_INVALID"),
-        "{answers:?}"
-    );
-    let minted: Vec<_> = clients
-        .iter_mut()
-        .map(|client| client.response().status.as_u16())
-        .collect();
-    assert!(minted.iter().all(|status| *status == 401), "{minted:?}");
+    for answer in responses(&mut callers) {
+        assert_eq!(answer.status, 502, "{answer:?}");
+        assert_eq!(answer.code(), "GW_SERVICE_KEY_INVALID", "{answer:?}");
+    }
+    assert_eq!(statuses(&mut clients), [401; 4], "no token is minted");
     assert_eq!(region.request(owner), "200");
 }
 
@@ -171,13 +151,9 @@ fn a_handshake_that_queued_in_a_freeze_is_refused_if_its_agent_was_revoked_meanw
         region.api(1 - owner).revoke_agent("demo", agent);
     });
     // The revocation may also close the connection before the answer.
-    let answer = tunnel
-        .try_response(&Method::GET)
-        .map(|answer| answer.status.as_u16());
-    assert!(
-        answer.as_ref().map_or(true, |status| *status == 401),
-        "{answer:?}"
-    );
+    let answer = tunnel.try_response(&Method::GET);
+    let status = answer.map(|answer| answer.status.as_u16());
+    assert!(matches!(status, Err(_) | Ok(401)), "{status:?}");
 }
 
 #[test]
@@ -189,20 +165,13 @@ fn requests_that_queued_in_a_freeze_are_served_from_memory_without_postgresql() 
     let owner = region.owner();
     let mut callers: Vec<_> = (0..4).map(|_| region.connect(owner)).collect();
     let request = get(region.service_key());
-    assert!(
-        callers
-            .iter_mut()
-            .all(|caller| ask(caller, &request).status == 200)
-    );
+    send(&mut callers, &request);
+    assert_eq!(statuses(&mut callers), [200; 4]);
     frozen(&region, owner, || {
-        callers.iter_mut().for_each(|caller| caller.send(&request));
+        send(&mut callers, &request);
         region.engine_gates[owner].set(Passage::Stalled);
     });
-    assert!(
-        callers
-            .iter_mut()
-            .all(|caller| caller.response().status == 200)
-    );
+    assert_eq!(statuses(&mut callers), [200; 4]);
     region.engine_gates[owner].set(Passage::Open);
 }
 
@@ -214,30 +183,16 @@ fn no_request_gets_504_when_an_owner_is_declared_dead_and_goes_on_five_seconds_l
         return;
     };
     let owner = region.owner();
-    drop(agent);
-    eventually("the tunnel has ended", || {
-        (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
-    });
-    region.balance_to(&[owner]);
-    let _agent = region.run_agent(&received.backend());
-    assert_eq!(region.owner(), owner);
+    let _agent = connected_through(&region, owner, agent, &received.backend());
     region.balance_to(&[0, 1, 2]);
     let load = Load::start(&region, 3);
     load.wait_for(100);
     frozen(&region, owner, || {
-        eventually("the node is declared dead", || {
-            let status = region.status((owner + 1) % 3);
-            let mut nodes = status["nodes"].as_array()?.iter();
-            nodes.any(|node| node["state"] == "dead").then_some(())
-        });
+        wait_until_dead(&region, owner, (owner + 1) % 3);
         std::thread::sleep(FREEZE_BEYOND_DEATH);
     });
     region.wait_for_members(3);
     load.wait_for(300);
     let outcome = load.stop();
-    let failures = outcome.failures.iter().map(|failure| &failure.what);
-    let refused: Vec<_> = failures
-        .filter(|failure| failure.starts_with("504 "))
-        .collect();
-    assert!(refused.is_empty(), "{refused:?}");
+    outcome.assert_no_failure(|failure| failure.what.starts_with("504 "));
 }

@@ -47,13 +47,8 @@ impl Received {
         let received = self.clone();
         backend::start(move |mut peer| {
             while let Ok((head, ..)) = peer.request() {
-                let id = head
-                    .headers
-                    .get("x-gw-request-id")
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .to_owned();
+                let id = head.headers.get("x-gw-request-id").unwrap();
+                let id = id.to_str().unwrap().to_owned();
                 let times = {
                     let mut ids = received.ids.lock().unwrap();
                     let times = ids.entry(id).or_default();
@@ -68,6 +63,11 @@ impl Received {
             }
         })
     }
+
+    #[track_caller]
+    fn assert_none_repeated(&self) {
+        assert_eq!(self.repeated.load(Ordering::Relaxed), 0);
+    }
 }
 
 /// A request without a response of the backend.
@@ -77,12 +77,19 @@ pub(crate) struct Failure {
     pub(crate) what: String,
 }
 
+impl Failure {
+    /// Whether the request was sent or waited in this time.
+    fn is_within(&self, from: Instant, to: Instant) -> bool {
+        self.began <= to && self.ended >= from
+    }
+}
+
 /// What the callers have seen.
 #[derive(Default)]
 pub(crate) struct Outcome {
     /// Durations of successful requests.
     took: Vec<Duration>,
-    pub(crate) failures: Vec<Failure>,
+    failures: Vec<Failure>,
     /// Connections that the gateway closed before the next request of a caller, which may send it
     /// again (RFC 9112 §9.3.1).
     closed_before_request: usize,
@@ -93,6 +100,14 @@ impl Outcome {
         self.took.append(&mut other.took);
         self.failures.append(&mut other.failures);
         self.closed_before_request += other.closed_before_request;
+    }
+
+    /// Asserts that there is no failure that counts.
+    #[track_caller]
+    pub(crate) fn assert_no_failure(&self, counts: impl Fn(&Failure) -> bool) {
+        let failures = self.failures.iter().filter(|failure| counts(failure));
+        let failures: Vec<_> = failures.map(|failure| &failure.what).collect();
+        assert!(failures.is_empty(), "{failures:?}");
     }
 
     fn percentile(&mut self, percent: usize) -> Duration {
@@ -251,20 +266,13 @@ fn no_request_fails_while_all_nodes_are_replaced() {
     load.wait_for(200);
     let mut successors: Vec<Successor> = Vec::new();
     for node in 0..3 {
-        successors.push(replace(
-            region.node(node).process.id(),
-            &region.node(node).log,
-        ));
+        let served = region.node(node);
+        successors.push(replace(served.process.id(), &served.log));
         load.wait_for(300);
     }
     let mut outcome = load.stop();
-    let failures: Vec<_> = outcome
-        .failures
-        .iter()
-        .map(|failure| &failure.what)
-        .collect();
-    assert!(failures.is_empty(), "{failures:?}");
-    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    outcome.assert_no_failure(|_| true);
+    received.assert_none_repeated();
     let slowest = outcome.percentile(100);
     let count = outcome.took.len();
     eprintln!(
@@ -301,11 +309,9 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
         region.wait_for_trust();
         let addresses = [region.node(node).address, region.peer_listen(node)];
         // Enough that each of its workers has some.
-        let connections: Vec<_> = addresses
-            .repeat(16)
-            .iter()
-            .map(|address| TcpStream::connect(address).unwrap())
-            .collect();
+        let connections = addresses.repeat(16).into_iter();
+        let connections = connections.map(|address| TcpStream::connect(address).unwrap());
+        let connections: Vec<_> = connections.collect();
         let began = Instant::now();
         region.kill(node);
         wait_until_closed(&addresses, connections);
@@ -319,17 +325,10 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     // The ends of sockets are known to other nodes a moment later.
     let moment = Duration::from_millis(200);
     let was_in_flight = |failure: &Failure| {
-        kills
-            .iter()
-            .any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
+        let mut kills = kills.iter();
+        kills.any(|(began, ended)| failure.is_within(*began, *ended + moment))
     };
-    let other: Vec<_> = outcome
-        .failures
-        .iter()
-        .filter(|failure| !was_in_flight(failure))
-        .map(|failure| &failure.what)
-        .collect();
-    assert!(other.is_empty(), "{other:?}");
+    outcome.assert_no_failure(|failure| !was_in_flight(failure));
     // A caller can lose one request at the killed node, and then one at the next node, whose link
     // to it is not known to have ended.
     let (answered, cut): (Vec<_>, Vec<_>) = outcome
@@ -337,13 +336,10 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
         .iter()
         .partition(|failure| failure.what.starts_with("502 "));
     for failures in [answered, cut] {
-        assert!(
-            failures.len() <= kills.len() * CALLERS,
-            "{} failures",
-            failures.len()
-        );
+        let count = failures.len();
+        assert!(count <= kills.len() * CALLERS, "{count} failures");
     }
-    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    received.assert_none_repeated();
     let median = outcome.percentile(50);
     let p99 = outcome.percentile(99);
     let slowest = outcome.percentile(100);
@@ -399,24 +395,18 @@ fn no_request_waits_in_vain_while_the_agent_and_nodes_change() {
     }
     let mut outcome = load.stop();
     // The agent is killed with requests in flight.
-    let has_waited_too_long = |failure: &&Failure| {
-        let is_within =
-            |(from, to): &(Instant, Instant)| failure.began <= *to && failure.ended >= *from;
-        ["503 ", "504 "]
-            .iter()
-            .any(|status| failure.what.starts_with(status))
-            && long.iter().any(is_within)
+    let was_in_flight = |failure: &Failure| failure.what.starts_with("502 ");
+    let has_waited_too_long = |failure: &Failure| {
+        let is_refused = ["503 ", "504 "].map(|status| failure.what.starts_with(status));
+        let mut long = long.iter();
+        is_refused.contains(&true) && long.any(|(from, to)| failure.is_within(*from, *to))
     };
-    let (in_flight, waited): (Vec<_>, Vec<_>) = outcome
-        .failures
-        .iter()
-        .filter(|failure| !has_waited_too_long(failure))
-        .map(|failure| failure.what.as_str())
-        .partition(|what| what.starts_with("502 "));
-    eprintln!("{} in flight failed", in_flight.len());
-    assert!(waited.is_empty(), "{waited:?}");
-    assert!(in_flight.len() <= rounds(3) * CALLERS);
-    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    outcome.assert_no_failure(|it| !was_in_flight(it) && !has_waited_too_long(it));
+    let in_flight = outcome.failures.iter().filter(|it| was_in_flight(it));
+    let in_flight = in_flight.count();
+    eprintln!("{in_flight} in flight failed");
+    assert!(in_flight <= rounds(3) * CALLERS);
+    received.assert_none_repeated();
     eprintln!(
         "{} requests, slowest {:?}",
         outcome.took.len(),

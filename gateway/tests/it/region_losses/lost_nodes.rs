@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use serde_json::{Value, json};
 
+use super::{connected_through, wait_until_dead};
 use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::gate::Passage;
@@ -43,13 +44,7 @@ impl World {
         let owner = region.owner();
         let other = (owner + 1) % 3;
         let third = (owner + 2) % 3;
-        drop(agent);
-        eventually("the tunnel has ended", || {
-            (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
-        });
-        region.balance_to(&[other]);
-        let agent = region.run_agent(&backend.url);
-        assert_eq!(region.owner(), owner);
+        let agent = connected_through(&region, other, agent, &backend.url);
         Some(Self {
             region,
             agent: Some(agent),
@@ -81,16 +76,6 @@ impl World {
     fn attempts(&self, id: &str) -> Value {
         record(&self.region.api(self.other), id)["attempts"].clone()
     }
-
-    fn wait_until_dead(&self, node: usize, at: usize) {
-        eventually("the node is declared dead", || {
-            let status = self.region.status(at);
-            let mut nodes = status["nodes"].as_array().unwrap().iter();
-            nodes
-                .any(|row| row["slot"] == json!(node) && row["state"] == "dead")
-                .then_some(())
-        });
-    }
 }
 
 #[test]
@@ -111,10 +96,8 @@ fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
 
     for caller in [&mut sent, &mut unsafe_but_short] {
         let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (502, "GW_RELAY_ERROR")
-        );
+        assert_eq!(response.status, 502);
+        assert_eq!(response.code(), "GW_RELAY_ERROR");
     }
     // The request without a body is sent again, on the tunnel that the agent has opened to the next
     // owner.
@@ -124,25 +107,17 @@ fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
     (0..3).for_each(|_| world.backend.release());
     for (caller, body) in [(&mut waiting, b"00000000"), (&mut long, b"00100000")] {
         let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), &response.body[..]),
-            (200, &body[..])
-        );
+        assert_eq!(response.status, 200);
+        assert_eq!(&response.body[..], body);
         let attempts = world.attempts(response.header("x-gw-request-id"));
-        let attempt = &attempts[0];
-        assert_eq!(
-            (&attempt["reason"], &attempt["agent_id"]),
-            (&json!("node_lost"), &json!("")),
-            "{attempts}"
-        );
+        assert_eq!(attempts[0]["reason"], "node_lost", "{attempts}");
+        assert_eq!(attempts[0]["agent_id"], "", "{attempts}");
         assert_eq!(attempts.as_array().unwrap().len(), 1);
     }
     assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
     // The request with a body has reached the backend once.
-    assert_eq!(
-        world.attempts(sent_id(&world, "POST", "/held").as_str())[0]["reason"],
-        "node_lost"
-    );
+    let attempts = world.attempts(&sent_id(&world, "POST", "/held"));
+    assert_eq!(attempts[0]["reason"], "node_lost", "{attempts}");
     world.region.node(world.owner).process.signal("CONT");
 }
 
@@ -167,7 +142,7 @@ fn a_node_that_only_lost_postgresql_finishes_its_requests() {
     };
     let mut finished = world.hold("GET /held", "\r\n");
     world.region.engine_gates[world.owner].set(Passage::Stalled);
-    world.wait_until_dead(world.owner, world.other);
+    wait_until_dead(&world.region, world.owner, world.other);
     // The service has moved, and the other nodes have told the node.
     eventually("the next owner serves", || {
         (world.region.request(world.third) == "200").then_some(())

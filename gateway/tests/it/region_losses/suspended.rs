@@ -1,13 +1,13 @@
 //! Nodes with `isolation = "refuse"` that reached neither PostgreSQL nor all other owners for too
 //! long.
 
+use super::{OK, wait_until_dead, wait_until_left};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::gate::Passage;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REFUSE: &str = "isolation = \"refuse\"\nmax_staleness_seconds = 10\n";
 
 fn wait_until_suspended(region: &Region, node: usize) {
@@ -20,9 +20,8 @@ fn wait_until_suspended(region: &Region, node: usize) {
 fn run_agent_at_owner(region: &Region) -> (Running, usize) {
     loop {
         let spliced = || {
-            (0..2)
-                .map(|node| region.metric(node, "gw_tunnels_spliced_total"))
-                .sum::<f64>()
+            let counts = [0, 1].map(|node| region.metric(node, "gw_tunnels_spliced_total"));
+            counts.iter().sum::<f64>()
         };
         let before = spliced();
         let agent = region.run_agent(&backend::answering(OK));
@@ -31,9 +30,7 @@ fn run_agent_at_owner(region: &Region) -> (Running, usize) {
             return (agent, owner);
         }
         drop(agent);
-        eventually("the tunnel has ended", || {
-            (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
-        });
+        wait_until_left(region, owner);
     }
 }
 
@@ -51,20 +48,12 @@ fn agents_leave_a_suspended_node_and_are_served_by_the_next_owner() {
     ] {
         gate.set(Passage::Stalled);
     }
-    eventually("the other node owns the service", || {
-        let nodes = region.status(other)["nodes"].as_array()?.clone();
-        nodes
-            .iter()
-            .any(|node| node["state"] == "dead")
-            .then_some(())
-    });
+    wait_until_dead(&region, owner, other);
     eventually("the next owner has the tunnel", || {
         (region.metric(other, "gw_tunnels") >= 1.0).then_some(())
     });
     assert_eq!(region.status(owner)["standing"], "suspended");
-    eventually("the agent has left", || {
-        (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
-    });
+    wait_until_left(&region, owner);
     assert_eq!(region.request(other), "200");
     let metrics = region.metrics(owner);
     assert_eq!(metrics.count_with("gw_tunnels_ended_total", "moved"), 1);
@@ -84,15 +73,9 @@ fn a_suspended_owner_answers_other_nodes_that_it_is_unavailable_and_gets_its_age
     // An owner that is not heard any more.
     region.kill(third);
     wait_until_suspended(&region, owner);
-    assert_eq!(
-        region.request(other),
-        "503 GW_NODE_UNAVAILABLE",
-        "through another node"
-    );
-    assert_eq!(region.request(owner), "503 GW_NODE_UNAVAILABLE");
-    eventually("the agent has left", || {
-        (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
-    });
+    let answers = [other, owner].map(|node| region.request(node));
+    assert_eq!(answers, ["503 GW_NODE_UNAVAILABLE"; 2]);
+    wait_until_left(&region, owner);
     region.postgres.resume();
     region.wait_for_members(2);
     // Within ten seconds: the refusals did not make the agent wait for longer.

@@ -64,9 +64,8 @@ fn has_all(text: &str, words: &[String]) -> bool {
 /// Waits until a node names both servers.
 #[track_caller]
 fn await_names(region: &Region, node: usize, names: &[String]) {
-    let address = region.node(node).admin_address;
     eventually("the node is ready and names both servers", || {
-        let (status, text) = admin(address, "/readyz");
+        let (status, text) = readiness(region, node);
         assert!(status == 200 && text.starts_with("ready"), "{text}");
         has_all(&text, names).then_some(())
     });
@@ -85,16 +84,13 @@ fn status(region: &Region, node: usize) -> Value {
 
 /// Asserts that `doctor` fails this check of the configuration of a node, and names both servers.
 fn assert_doctor_names(region: &Region, node: usize, check: &str, names: &[String]) {
-    let looked = examine(
-        gw_gateway()
-            .args(["doctor", "--config"])
-            .arg(region.config(node)),
-    );
+    let mut doctor = gw_gateway();
+    doctor.args(["doctor", "--config"]).arg(region.config(node));
+    let looked = examine(&mut doctor);
     let finding = looked.of(check);
-    assert!(
-        finding.verdict == "failed" && has_all(&format!("{finding:?}"), names),
-        "{finding:?}"
-    );
+    assert_eq!(finding.verdict, "failed", "{finding:?}");
+    let text = format!("{finding:?}");
+    assert!(has_all(&text, names), "{text}");
 }
 
 /// Asserts that `doctor` and `region status` name both servers.
@@ -119,6 +115,52 @@ fn revision(server: &Postgres) -> String {
     server.sql("SELECT revision FROM gw.region")
 }
 
+fn promote(standby: &Postgres) {
+    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+}
+
+/// A server that takes changes on the next timeline.
+fn promoted_standby(primary: &Postgres) -> Postgres {
+    let standby = primary.standby();
+    promote(&standby);
+    standby
+}
+
+/// The smallest epoch after the first promotion.
+const PROMOTED: u64 = 1 << 31;
+
+fn epoch(region: &Region, node: usize) -> u64 {
+    region.status(node)["epoch"].as_u64().unwrap()
+}
+
+fn wait_until_changed(region: &Region, node: usize) {
+    eventually("a change is made", || {
+        (change(region, node).0 == 201).then_some(())
+    });
+}
+
+fn wait_until_refused(region: &Region, node: usize) {
+    eventually("changes are refused", || {
+        (change(region, node) == refused()).then_some(())
+    });
+}
+
+/// Status and body of the readiness of a node.
+fn readiness(region: &Region, node: usize) -> (u16, String) {
+    admin(region.node(node).admin_address, "/readyz")
+}
+
+fn ready() -> (u16, String) {
+    (200, "ready\n".to_owned())
+}
+
+/// Asserts that requests at both nodes are relayed.
+#[track_caller]
+fn assert_both_relay(region: &Region) {
+    let answers = [0, 1].map(|node| region.request(node));
+    assert_eq!(answers, ["200", "200"]);
+}
+
 #[test]
 fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
     let Some(mut region) = Region::start(2) else {
@@ -134,10 +176,8 @@ fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
     region.wait_for_members(2);
     assert_eq!(change(&region, 0).0, 201);
 
-    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
-    eventually("changes at the older primary are refused", || {
-        (change(&region, 0) == refused()).then_some(())
-    });
+    promote(&standby);
+    wait_until_refused(&region, 0);
     let before = revision(&region.postgres);
     let names = names([&region.postgres, &standby]);
     for node in [0, 1] {
@@ -155,11 +195,23 @@ fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
     assert_eq!(change(&region, 0), refused());
     assert_eq!(revision(&region.postgres), before);
     assert!(revision(&standby) > known, "of the newer primary");
-    for node in [0, 1] {
-        assert_eq!(region.request(node), "200");
-    }
+    assert_both_relay(&region);
 
-    // It has no beats at the newer primary, and learns of that from the other node.
+    wait_until_first_is_outside(&region);
+    assert_both_relay(&region);
+
+    region.postgres.stop();
+    eventually("one server takes changes", || {
+        (readiness(&region, 1).1 == "ready\n").then_some(())
+    });
+    restart_at(&mut region, 0, &store);
+    region.wait_for_members(2);
+    assert_eq!(change(&region, 0).0, 201);
+}
+
+/// Waits until both nodes know that the first one is dead, and the agent is at the second one. The
+/// first one has no beats at the newer primary, and learns of that from the second one.
+fn wait_until_first_is_outside(region: &Region) {
     eventually("both nodes know the members", || {
         let members = [0, 1].map(|node| {
             let status = region.status(node);
@@ -174,18 +226,6 @@ fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
     eventually("the agent is at the other node", || {
         (region.metric(1, "gw_tunnels") >= 1.0).then_some(())
     });
-    for node in [0, 1] {
-        assert_eq!(region.request(node), "200");
-    }
-
-    region.postgres.stop();
-    let address = region.node(1).admin_address;
-    eventually("one server takes changes", || {
-        (admin(address, "/readyz").1 == "ready\n").then_some(())
-    });
-    restart_at(&mut region, 0, &store);
-    region.wait_for_members(2);
-    assert_eq!(change(&region, 0).0, 201);
 }
 
 #[test]
@@ -207,11 +247,8 @@ fn changes_at_two_primaries_of_one_timeline_are_refused_until_one_is_stopped() {
     assert_eq!(region.request(0), "200");
 
     copy.stop();
-    eventually("changes are made", || {
-        (change(&region, 0).0 == 201).then_some(())
-    });
-    let (status, text) = admin(region.node(0).admin_address, "/readyz");
-    assert_eq!((status, &*text), (200, "ready\n"));
+    wait_until_changed(&region, 0);
+    assert_eq!(readiness(&region, 0), ready());
 }
 
 /// Otherwise nodes whose epoch has gone on at the older primary do not follow the newer one.
@@ -220,13 +257,12 @@ fn epochs_at_a_newer_primary_are_later_from_the_first_statement_on() {
     let Some(older) = Postgres::with_region() else {
         return;
     };
-    let newer = older.standby();
-    assert_eq!(newer.sql("SELECT pg_promote()"), "t");
+    let newer = promoted_standby(&older);
     let source = older.source_at(&newer.url(), "a");
     let mut store = PostgresStore::new(&source).unwrap();
     store.load().unwrap();
     let (_, roster) = store.run(&Statement::Read).unwrap();
-    assert!(roster.epoch >= 1 << 31, "{roster:?}");
+    assert!(roster.epoch >= PROMOTED, "{roster:?}");
 }
 
 #[test]
@@ -321,45 +357,46 @@ fn nodes_at_two_primaries_of_one_timeline_refuse_changes_and_one_is_outside() {
 
     // It becomes that of a copy, which only this node reaches.
     let mut copy = region.postgres.copy();
-    let of_copy = copy.source("b");
     fs::remove_file(&name).unwrap();
     symlink(copy.socket(), &name).unwrap();
     region.postgres.sql(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type \
-                         = 'client backend' AND pid <> pg_backend_pid()",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
     );
     let names = [&socket, &name].map(|path| path.parent().unwrap().display().to_string());
     for node in [0, 1] {
-        eventually("changes are refused", || {
-            (change(&region, node) == refused()).then_some(())
-        });
+        wait_until_refused(&region, node);
         await_names(&region, node, &names);
     }
-    let epoch = || copy.sql("SELECT epoch, tick FROM gw.region");
-    let before = epoch();
+    let ticks = || copy.sql("SELECT epoch, tick FROM gw.region");
+    let before = ticks();
     eventually("requests are served", || {
         let answers = [0, 1].map(|node| region.request(node));
         (answers == ["200", "200"]).then_some(())
     });
-    assert_eq!(epoch(), before, "no leases at the copy");
-
-    // A store at the copy, which another node tells.
-    let mut store = PostgresStore::new(&of_copy).unwrap();
-    store.run(&Statement::Tick).unwrap();
-    let first = region.postgres.source("a");
-    PostgresStore::new(&first).unwrap().load().unwrap();
-    of_copy.settings.told(first.settings.known_primaries());
-    let ran = store.run(&Statement::Tick);
-    assert!(matches!(ran, Err(StoreError::SeveralPrimaries(_))));
+    assert_eq!(ticks(), before, "no leases at the copy");
 
     copy.stop();
-    eventually("changes are made", || {
-        (change(&region, 0).0 == 201).then_some(())
-    });
+    wait_until_changed(&region, 0);
     fs::remove_file(&name).unwrap();
     symlink(&socket, &name).unwrap();
     region.wait_for_members(2);
     assert_eq!(change(&region, 1).0, 201);
+}
+
+#[test]
+fn a_store_at_a_copy_is_not_used_once_it_is_told_of_the_first_server() {
+    let Some(first) = Postgres::with_region() else {
+        return;
+    };
+    let copy = first.copy();
+    let [of_first, of_copy] = [first.source("a"), copy.source("b")];
+    let mut store = PostgresStore::new(&of_copy).unwrap();
+    store.run(&Statement::Tick).unwrap();
+    PostgresStore::new(&of_first).unwrap().load().unwrap();
+    of_copy.settings.told(of_first.settings.known_primaries());
+    let ran = store.run(&Statement::Tick);
+    assert!(matches!(ran, Err(StoreError::SeveralPrimaries(_))));
 }
 
 #[test]
@@ -371,15 +408,13 @@ fn a_node_that_is_restarted_or_replaced_uses_no_older_primary() {
     let store = url(&region.postgres, &standby);
     restart_at(&mut region, 0, &store);
     region.wait_for_members(1);
-    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+    promote(&standby);
     let kept = region.data(0).join("node.json");
     eventually("the node has the newer primary in its file", || {
         let text = fs::read_to_string(&kept).unwrap();
         text.contains("\"timeline\":2").then_some(())
     });
-    eventually("changes are made", || {
-        (change(&region, 0).0 == 201).then_some(())
-    });
+    wait_until_changed(&region, 0);
     let copy = region.data(0).join("records.sealed");
     eventually("the node has a copy", || copy.exists().then_some(()));
     standby.stop();
@@ -388,7 +423,7 @@ fn a_node_that_is_restarted_or_replaced_uses_no_older_primary() {
     let assert_refuses = |region: &Region| {
         eventually("changes are refused, and both servers are named", || {
             assert_ne!(change(region, 0).0, 201);
-            let (_, text) = admin(region.node(0).admin_address, "/readyz");
+            let (_, text) = readiness(region, 0);
             (change(region, 0) == refused() && has_all(&text, &names)).then_some(())
         });
     };
@@ -400,9 +435,7 @@ fn a_node_that_is_restarted_or_replaced_uses_no_older_primary() {
     region.restart(0);
     assert_refuses(&region);
     standby.resume();
-    eventually("changes are made at the newer primary", || {
-        (change(&region, 0).0 == 201).then_some(())
-    });
+    wait_until_changed(&region, 0);
 }
 
 #[test]
@@ -416,14 +449,9 @@ fn epochs_are_later_after_each_promotion_also_of_another_cluster() {
         assert!(is_applied);
         roster.epoch
     };
-    let promoted = |server: &Postgres| {
-        let standby = server.standby();
-        assert_eq!(standby.sql("SELECT pg_promote()"), "t");
-        standby
-    };
-    let mut newer = promoted(&first);
+    let newer = promoted_standby(&first);
     let before = tick(&newer);
-    assert!(tick(&first) < 1 << 31 && before >= 1 << 31);
+    assert!(tick(&first) < PROMOTED && before >= PROMOTED);
 
     // The timelines of a cluster that pg_upgrade has made begin with 1.
     let upgraded = Postgres::of_another_cluster();
@@ -431,17 +459,23 @@ fn epochs_are_later_after_each_promotion_also_of_another_cluster() {
     let moved = tick(&upgraded);
     assert!(moved > before + 5 && tick(&upgraded) == moved);
     upgraded.sql("UPDATE gw.region SET epoch = epoch + 5");
-    assert!(tick(&promoted(&upgraded)) > moved + 5);
+    assert!(tick(&promoted_standby(&upgraded)) > moved + 5);
+}
 
-    // A node that runs uses it once the earlier cluster has ended.
-    let source = newer.source_at(&url(&newer, &upgraded), "a");
+#[test]
+fn another_cluster_is_used_once_the_earlier_one_has_ended() {
+    let Some(mut earlier) = Postgres::with_region() else {
+        return;
+    };
+    let upgraded = Postgres::of_another_cluster();
+    let source = earlier.source_at(&url(&earlier, &upgraded), "a");
     let load = || {
         source.settings.look_for_primaries("a");
         PostgresStore::new(&source).unwrap().load()
     };
     load().unwrap();
     assert!(source.settings.refuse_equal_primaries().is_err());
-    newer.stop();
+    earlier.stop();
     load().unwrap();
     assert!(source.settings.refuse_equal_primaries().is_ok());
 }
@@ -451,8 +485,7 @@ fn an_older_primary_is_not_used_while_the_newer_one_is_away() {
     let Some(older) = Postgres::with_region() else {
         return;
     };
-    let mut newer = older.standby();
-    assert_eq!(newer.sql("SELECT pg_promote()"), "t");
+    let mut newer = promoted_standby(&older);
     let source = older.source_at(&url(&older, &newer), "a");
     source.settings.look_for_primaries("a");
     PostgresStore::new(&source).unwrap().load().unwrap();
@@ -490,30 +523,24 @@ fn a_failover_fails_no_request_and_begins_later_epochs() {
         region.wait_for_members(2);
     }
     region.owner();
-    let ask = |region: &Region| {
-        for node in [0, 1] {
-            assert_eq!(region.request(node), "200", "at node {node}");
-        }
-    };
-    ask(&region);
-    let before = region.status(0)["epoch"].as_u64().unwrap();
+    assert_both_relay(&region);
+    let before = epoch(&region, 0);
     region.postgres.stop();
-    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+    promote(&standby);
     eventually("nodes make changes at the new primary", || {
-        ask(&region);
+        assert_both_relay(&region);
         let made = [0, 1].map(|node| change(&region, node).0);
         (made == [201, 201]).then_some(())
     });
     eventually("the epochs are later", || {
-        ask(&region);
-        let epochs = [0, 1].map(|node| region.status(node)["epoch"].as_u64().unwrap());
-        epochs.iter().all(|epoch| *epoch >= 1 << 31).then_some(())
+        assert_both_relay(&region);
+        let epochs = [0, 1].map(|node| epoch(&region, node));
+        epochs.iter().all(|epoch| *epoch >= PROMOTED).then_some(())
     });
-    assert!(before < 1 << 31, "{before}");
+    assert!(before < PROMOTED, "{before}");
     region.wait_for_members(2);
-    ask(&region);
+    assert_both_relay(&region);
     for node in [0, 1] {
-        let (_, text) = admin(region.node(node).admin_address, "/readyz");
-        assert_eq!(text, "ready\n");
+        assert_eq!(readiness(&region, node), ready(), "at node {node}");
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::OK;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::gate::Passage;
@@ -14,18 +15,13 @@ use crate::support::processes::process::send_signal;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REFUSED: &str = "502 GW_SERVICE_KEY_INVALID";
 
 /// Enables or disables the service key at a node. Returns the nodes that do not keep the change.
 fn enable_key(region: &Region, node: usize, enabled: bool) -> String {
-    let key = region
-        .service_key()
-        .trim_start_matches("gw_sk_")
-        .split('.')
-        .next()
-        .unwrap();
-    let path = format!("/accounts/demo/service-keys/{key}");
+    let key = region.service_key().trim_start_matches("gw_sk_");
+    let (id, _) = key.split_once('.').unwrap();
+    let path = format!("/accounts/demo/service-keys/{id}");
     let body = json!({ "enabled": enabled });
     let reply = region.api(node).ask("PATCH", &path, &body);
     assert_eq!(reply.status, 200);
@@ -45,14 +41,10 @@ fn block(file: &Path) {
 
 /// Keeps the copy of the records of a node as it is.
 fn block_copy(region: &Region, node: usize) {
-    eventually("the node has a copy", || {
-        region
-            .data(node)
-            .join("records.journal")
-            .exists()
-            .then_some(())
-    });
-    block(&region.data(node).join("records.sealed.new"));
+    let data = region.data(node);
+    let journal = data.join("records.journal");
+    eventually("the node has a copy", || journal.exists().then_some(()));
+    block(&data.join("records.sealed.new"));
 }
 
 #[test]
@@ -111,15 +103,13 @@ fn a_node_that_acknowledged_a_revocation_refuses_after_a_crash_and_a_start_witho
     region.postgres.stop();
     region.kill(owner);
     // What a crash leaves of the next change.
-    let mut journal = OpenOptions::new()
-        .append(true)
-        .open(region.data(owner).join("records.journal"))
-        .unwrap();
+    let journal = region.data(owner).join("records.journal");
+    let mut journal = OpenOptions::new().append(true).open(journal).unwrap();
     journal.write_all(b"c29tZSBieXRlcw").unwrap();
     region.restart(owner);
+    let is_late = |answer: &str| answer.starts_with("503") || answer.starts_with("504");
     let answer = eventually("the node is a member", || {
-        Some(region.request(owner))
-            .filter(|answer| !answer.starts_with("503") && !answer.starts_with("504"))
+        Some(region.request(owner)).filter(|answer| !is_late(answer))
     });
     assert_eq!(answer, REFUSED);
 }
@@ -159,11 +149,8 @@ fn a_node_that_cannot_write_its_records_is_named_until_it_can() {
     let named = slot(&region, 1);
     assert_eq!(enable_key(&region, 0, false), named);
     assert_eq!(region.request(1), REFUSED, "it uses the change");
-    assert_eq!(
-        enable_key(&region, 1, true),
-        named,
-        "the node that makes the change, too"
-    );
+    let by_itself = enable_key(&region, 1, true);
+    assert_eq!(by_itself, named, "the node that makes the change, too");
     assert_eq!(region.metric(1, "gw_store_copy_failing"), 1.0);
 
     files

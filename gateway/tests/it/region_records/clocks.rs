@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
+use super::{OK, assert_says};
 use crate::support::apex::APEX;
 use crate::support::doctor::{Findings, examine};
 use crate::support::peers::backend;
@@ -18,7 +19,6 @@ use crate::support::processes::region::Region;
 use crate::support::scene::About;
 use crate::support::{eventually, programs};
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const STEPS: [&str; 4] = ["+1h", "-1h", "+1d", "-1d"];
 const SERVICE_SCOPE: &str = "account:demo service:echo";
 
@@ -100,6 +100,16 @@ fn issued_at(token: &str) -> u64 {
         .unwrap()
 }
 
+/// Asserts that a node measures the difference of its clock from that of PostgreSQL, of an hour at
+/// least.
+#[track_caller]
+fn assert_differs(region: &Region, node: usize, step: &str) {
+    let difference = region.metric(node, "gw_clock_difference_seconds");
+    let is_ahead = step.starts_with('+');
+    assert_eq!(difference > 0.0, is_ahead, "{step}: {difference}");
+    assert!(difference.abs() > 3590.0, "{step}: {difference}");
+}
+
 fn is_recent(unix_seconds: u64) -> bool {
     let now = UNIX_EPOCH.elapsed().unwrap().as_secs();
     unix_seconds.abs_diff(now) < 60
@@ -114,10 +124,8 @@ fn assert_relayed(region: &Region, node: usize, token: &str) {
     let response = caller.response();
     assert_eq!(response.status, 200);
     let date = httpdate::parse_http_date(response.header("date")).unwrap();
-    assert!(
-        is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs()),
-        "{date:?}"
-    );
+    let unix_seconds = date.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert!(is_recent(unix_seconds), "{date:?}");
 }
 
 #[test]
@@ -140,34 +148,23 @@ fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
         } else {
             "behind that of PostgreSQL (20"
         };
-        assert!(
-            refused.contains("the clock of this machine (20") && refused.contains(side),
-            "{refused}"
-        );
+        assert_says(&refused, &["the clock of this machine (20", side]);
         assert_ne!(region.status(1)["standing"], "member");
-        let difference = region.metric(1, "gw_clock_difference_seconds");
-        assert!(
-            difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
-            "{difference}"
-        );
+        assert_differs(&region, 1, step);
         let looked = machine.examine(&region.config(1));
         let finding = looked.of("store: clock");
-        assert!(
-            finding.verdict == "failed" && finding.found.contains(side),
-            "{finding:?}"
-        );
+        assert_eq!(finding.verdict, "failed", "{finding:?}");
+        assert_says(&finding.found, &[side]);
         let (code, found) = machine.join(&region.config(1));
         assert_eq!(code, 1, "{found}");
-        assert!(
-            found.contains(side) && found.contains("synchronise both with NTP"),
-            "{found}"
-        );
+        assert_says(&found, &[side, "synchronise both with NTP"]);
 
         machine.set("+0");
         region.wait_for_members(2);
         // Requests cross in both directions, whichever node owns the service.
         eventually("requests are relayed", || {
-            ((0..2).all(|node| region.request(node) == "200")).then_some(())
+            let answers = [0, 1].map(|node| region.request(node));
+            (answers == ["200", "200"]).then_some(())
         });
         let looked = machine.examine(&region.config(1));
         assert_eq!(looked.of("store: clock").verdict, "ok");
@@ -196,15 +193,9 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
     for step in STEPS {
         machine.set(step);
         for node in 0..2 {
-            region
-                .node(node)
-                .log
-                .line_with("which this node follows for tokens, certificates and expiry");
-            let difference = region.metric(node, "gw_clock_difference_seconds");
-            assert!(
-                difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
-                "{difference}"
-            );
+            let log = &region.node(node).log;
+            log.line_with("which this node follows for tokens, certificates and expiry");
+            assert_differs(&region, node, step);
         }
         let new = token(&region.about(0), &credential);
         assert!(is_recent(issued_at(&new)), "{step}");
@@ -217,19 +208,12 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
         let enrolled = region.api(1).create_enrollment_token("demo", &["echo"]);
         region.enroll(enrolled, &folder.path().join(step));
         assert_eq!(region.metric(owner, "gw_tunnels"), 1.0, "{step}");
-        assert_eq!(
-            (0..2)
-                .map(|node| region.metric(node, "gw_tunnels_ended_total"))
-                .sum::<f64>(),
-            0.0,
-            "{step}"
-        );
+        let ended = [0, 1].map(|node| region.metric(node, "gw_tunnels_ended_total"));
+        assert_eq!(ended, [0.0, 0.0], "{step}");
         machine.set("+0");
         for node in 0..2 {
-            region
-                .node(node)
-                .log
-                .line_with("agrees with that of PostgreSQL again");
+            let log = &region.node(node).log;
+            log.line_with("agrees with that of PostgreSQL again");
         }
     }
     certificates_end_in_a_day(&region);

@@ -4,6 +4,7 @@ mod members;
 mod repair;
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use aws_lc_rs::hmac;
 use base64::Engine as _;
@@ -18,11 +19,12 @@ use gw_store::{
 };
 use serde_json::{Value, json};
 
+use super::{assert_says, config_file, region_command};
 use crate::region_records::records::Node;
+use crate::region_records::store::refusal;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::processes::postgres::Postgres;
-use crate::support::processes::process::gw_gateway;
 use crate::support::processes::successor::admin;
 
 fn entry() -> AuditEntry {
@@ -164,24 +166,20 @@ fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
     );
     for (attack, named) in ATTACKS {
         postgres.sql(attack);
-        let refused = PostgresStore::new(&postgres.source("b"))
-            .unwrap()
-            .load()
-            .err()
-            .map(|error| error.to_string());
-        assert!(
-            refused
-                .as_ref()
-                .is_some_and(|refused| refused.contains(named)),
-            "{attack}: {refused:?}"
-        );
+        let refused = refusal(&postgres.source("b"));
+        assert!(refused.contains(named), "{attack}: {refused}");
         postgres.sql(
             "TRUNCATE gw.records, gw.secrets; INSERT INTO gw.records TABLE good; DELETE \
                       FROM gw.region; INSERT INTO gw.region TABLE good_region",
         );
         open(&postgres);
     }
-    // A roll-back of the whole database is the restore of a backup.
+}
+
+/// It is the restore of a backup.
+#[test]
+fn a_roll_back_of_the_whole_database_is_not_refused() {
+    let Some(postgres) = region() else { return };
     postgres.sql(
         "TRUNCATE gw.records, gw.changes; INSERT INTO gw.records TABLE first; DELETE FROM \
                   gw.region; INSERT INTO gw.region TABLE first_region",
@@ -195,12 +193,10 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
     let (mut store, second) = open(&postgres);
     let (mut follower, _) = open(&postgres);
     let (mut other, _) = open(&postgres);
-    let third = store
-        .commit(&second, &[Step::Delete(key("b", true).id())], &entry())
-        .unwrap();
-    store
-        .commit(&third, &[Step::Put(key("d", true))], &entry())
-        .unwrap();
+    let delete = [Step::Delete(key("b", true).id())];
+    let third = store.commit(&second, &delete, &entry()).unwrap();
+    let put = [Step::Put(key("d", true))];
+    store.commit(&third, &put, &entry()).unwrap();
     postgres
         .sql("CREATE TABLE good AS TABLE gw.changes; CREATE TABLE good_region AS TABLE gw.region");
     let put_in = |at: i64, from: i64| {
@@ -232,11 +228,8 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
     ] {
         postgres.sql(&attack);
         let followed = follow(&mut follower, second.clone());
-        assert!(
-            matches!(followed, Err(StoreError::Forged { count: 1, .. })),
-            "{attack}: \
-            {followed:?}"
-        );
+        let is_refused = matches!(followed, Err(StoreError::Forged { count: 1, .. }));
+        assert!(is_refused, "{attack}: {followed:?}");
         postgres.sql(
             "TRUNCATE gw.changes; INSERT INTO gw.changes TABLE good; DELETE FROM \
                       gw.region; INSERT INTO gw.region TABLE good_region",
@@ -266,76 +259,60 @@ fn follow(store: &mut PostgresStore, mut at: Position) -> Result<String, StoreEr
     }
 }
 
+/// Sets the tables back to those of an earlier version, which had no tags. Its check of the region
+/// key is of another purpose.
+fn set_back(postgres: &Postgres) {
+    let region_key = hmac::Key::new(hmac::HMAC_SHA256, &[0x5a; RegionKey::BYTES]);
+    let derived = hmac::sign(&region_key, b"gw region key check 1");
+    let derived = hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref());
+    let check = hmac::sign(&derived, b"eu1.gw.localhost");
+    postgres.sql(&format!(
+        "DROP TABLE IF EXISTS gw.usage; DROP TRIGGER chain ON gw.audit;
+         DROP FUNCTION gw.chain_audit; DROP FUNCTION gw.audit_hash; DROP FUNCTION gw.audit_part;
+         ALTER TABLE gw.audit DROP COLUMN hash; ALTER TABLE gw.records DROP COLUMN tag;
+         ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag;
+         ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs;
+         UPDATE gw.region SET schema = 2, key_check = '{}'",
+        STANDARD.encode(check)
+    ));
+}
+
+/// Only the start of a gateway trusts them.
+#[test]
+fn commands_refuse_tables_of_an_earlier_version() {
+    let Some(postgres) = region() else { return };
+    set_back(&postgres);
+    let folder = tempfile::tempdir().unwrap();
+    let config = config_file(&postgres, &folder.path().join("data"));
+    for command in ["export", "import"] {
+        let ended = region_command(command, &config, &[folder.path().to_str().unwrap()]);
+        ended.assert_failed(&["has schema 2, of an older version"]);
+    }
+}
+
 #[test]
 fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
     let Some(postgres) = region() else { return };
-    // As the earlier version had them. Its check of the region key is of another purpose.
-    let region_key = hmac::Key::new(hmac::HMAC_SHA256, &[0x5a; RegionKey::BYTES]);
-    let derived = hmac::sign(&region_key, b"gw region key check 1");
-    let check = hmac::sign(
-        &hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()),
-        b"eu1.gw.localhost",
-    );
-    let earlier = "DROP TABLE IF EXISTS gw.usage; DROP TRIGGER chain ON gw.audit; DROP FUNCTION \
-                   gw.chain_audit; DROP FUNCTION gw.audit_hash; DROP FUNCTION gw.audit_part; ALTER \
-                   TABLE gw.audit DROP COLUMN hash; ALTER TABLE gw.records DROP COLUMN tag; ALTER \
-                   TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER \
-                   TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET \
-                   schema = 2";
-    postgres.sql(&format!(
-        "{earlier}, key_check = '{}'",
-        STANDARD.encode(check)
-    ));
-    // Only the start of a gateway trusts them.
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("gateway.toml");
-    std::fs::write(&path, postgres.config(&folder.path().join("data"))).unwrap();
-    for command in ["export", "import"] {
-        let ended = gw_gateway()
-            .args(["region", command, "--config"])
-            .arg(&path)
-            .arg(folder.path())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert!(
-            ended.status.code() == Some(1) && said.contains("has schema 2, of an older version"),
-            "{said}"
-        );
-    }
+    set_back(&postgres);
     let source = postgres.source("a");
     let mut store = PostgresStore::new(&source).unwrap();
     let position = store.load().unwrap().position;
     assert_eq!(position.revision.0, 2);
-    store
-        .commit(&position, &[Step::Put(key("d", true))], &entry())
-        .unwrap();
+    let put = [Step::Put(key("d", true))];
+    store.commit(&position, &put, &entry()).unwrap();
     assert_eq!(store.load().unwrap().records.service_keys.len(), 3);
     // A process of the earlier version cannot write.
     let refused = postgres.fails("INSERT INTO gw.records VALUES ('service_key', 'x', '{}', 3)");
-    assert!(
-        refused.contains("violates not-null constraint"),
-        "{refused}"
-    );
+    assert_says(&refused, &["violates not-null constraint"]);
 
     // With the tables set back, rows would be trusted once more. The check of the key gives them
     // away, and a node that has used tables with tags takes no others.
     postgres.sql("CREATE TABLE good_region AS TABLE gw.region");
-    let old_check = format!("{earlier}, key_check = '{}'", STANDARD.encode(check));
-    postgres.sql(&old_check);
-    let reconnected = PostgresStore::new(&source)
-        .unwrap()
-        .load()
-        .unwrap_err()
-        .to_string();
-    assert!(reconnected.contains("had tags before"), "{reconnected}");
+    set_back(&postgres);
+    assert_says(&refusal(&source), &["had tags before"]);
     postgres.sql("UPDATE gw.region SET key_check = good_region.key_check FROM good_region");
-    let refused = PostgresStore::new(&postgres.source("b"))
-        .unwrap()
-        .load()
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("the region key differs"), "{refused}");
+    let another = postgres.source("b");
+    assert_says(&refusal(&another), &["the region key differs"]);
 }
 
 /// The hash of a secret, as records have it.
@@ -365,22 +342,16 @@ fn nodes_that_start_together_agree_on_the_shared_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let postgres = &postgres;
     let folder = folder.path();
-    let nodes: Vec<Node> = std::thread::scope(|scope| {
-        let starts: Vec<_> = ["a", "b", "c"]
-            .into_iter()
+    let nodes = std::thread::scope(|scope| {
+        ["a", "b", "c"]
             .map(|name| scope.spawn(move || Node::start(postgres, folder, name)))
-            .collect();
-        starts
-            .into_iter()
             .map(|start| start.join().unwrap())
-            .collect()
     });
     for file in ["admin.token", "agent-ca.key", "dev-ca.key"] {
-        let read = |node: &Node| std::fs::read(node.file(file)).unwrap();
-        assert!(
-            nodes.iter().all(|node| read(node) == read(&nodes[0])),
-            "{file}"
-        );
+        let [first, others @ ..] = nodes
+            .each_ref()
+            .map(|node| fs::read(node.file(file)).unwrap());
+        assert_eq!(others, [first.clone(), first], "{file}");
     }
 }
 
@@ -425,9 +396,8 @@ fn an_earlier_admin_token_is_not_put_back() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("gateway.toml");
-    std::fs::write(&path, postgres.config(&folder.path().join("a"))).unwrap();
-    let token = |node: &Node| std::fs::read_to_string(node.file("admin.token")).unwrap();
+    let config = config_file(&postgres, &folder.path().join("a"));
+    let token = |node: &Node| fs::read_to_string(node.file("admin.token")).unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
     let stolen = token(&node);
     eventually("the copy is written", || {
@@ -436,23 +406,15 @@ fn an_earlier_admin_token_is_not_put_back() {
     node.gateway.drain();
     postgres.sql("CREATE TABLE old AS TABLE gw.secrets");
 
-    let ended = gw_gateway()
-        .args(["region", "forget", "--config"])
-        .arg(&path)
-        .arg("admin-token")
-        .output()
-        .unwrap();
-    assert!(ended.status.success(), "{ended:?}");
-    std::fs::remove_file(folder.path().join("a/admin.token")).unwrap();
+    region_command("forget", &config, &["admin-token"]).done();
+    fs::remove_file(folder.path().join("a/admin.token")).unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
     let renewed = token(&node);
     assert_ne!(renewed, stolen);
     let actions =
         "SELECT string_agg(action, ' ' ORDER BY number) FROM gw.audit WHERE target = 'admin token'";
-    assert_eq!(
-        postgres.sql(actions),
-        "region.secret.create region.secret.delete region.secret.create"
-    );
+    let expected = "region.secret.create region.secret.delete region.secret.create";
+    assert_eq!(postgres.sql(actions), expected);
 
     postgres
         .sql("UPDATE gw.secrets SET sealed = old.sealed FROM old WHERE old.name = secrets.name");
@@ -460,15 +422,9 @@ fn an_earlier_admin_token_is_not_put_back() {
     let node = Node::start(&postgres, folder.path(), "a");
     assert_eq!(token(&node), renewed);
     let refused = Gateway::try_start(&postgres.config(&folder.path().join("b")));
-    let refused = refused.err().unwrap();
-    assert!(refused.contains("gw.secrets"), "{refused}");
+    assert_says(&refused.err().unwrap(), &["gw.secrets"]);
     // The repair takes the secrets of the data folder.
-    let ended = gw_gateway()
-        .args(["region", "repair", "--config"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert!(ended.status.success(), "{ended:?}");
+    region_command("repair", &config, &[]).done();
     let other = Node::start(&postgres, folder.path(), "b");
     assert_eq!(token(&other), renewed);
 }

@@ -1,8 +1,9 @@
 //! Changes while a node of the region is dead, and may still serve.
 
+use super::region_command;
+use crate::region_losses::wait_until_dead;
 use crate::support::eventually;
 use crate::support::peers::gate::Passage;
-use crate::support::processes::process;
 use crate::support::processes::region::Region;
 
 const SERVICE: &str = "/accounts/demo/services/echo";
@@ -31,14 +32,9 @@ fn slot(region: &Region) -> String {
     region.status(0)["node"].to_string()
 }
 
-fn wait_until_dead(region: &Region) {
-    eventually("node 1 declares the other dead", || {
-        let status = region.status(1);
-        status["nodes"]
-            .as_array()?
-            .iter()
-            .any(|node| node["state"] == "dead")
-            .then_some(())
+fn wait_until_none_is_named(region: &Region) {
+    eventually("the node is not named any more", || {
+        change(region).is_empty().then_some(())
     });
 }
 
@@ -51,7 +47,7 @@ fn a_dead_node_is_named_by_every_change_until_it_is_back_or_removed() {
     assert_eq!(change(&region), "");
     set(&region, Passage::Stalled);
     assert_eq!(change(&region), slot, "it does not answer");
-    wait_until_dead(&region);
+    wait_until_dead(&region, 0, 1);
     let dead = format!("{slot};dead");
     assert_eq!(change(&region), dead);
     assert_eq!(change(&region), dead, "a later change, too");
@@ -60,17 +56,10 @@ fn a_dead_node_is_named_by_every_change_until_it_is_back_or_removed() {
     assert_eq!(change(&region), "");
 
     region.kill(0);
-    wait_until_dead(&region);
+    wait_until_dead(&region, 0, 1);
     assert_eq!(change(&region), dead);
-    let remove = process::gw_gateway()
-        .args(["region", "remove", "--config"])
-        .arg(region.config(1))
-        .arg(&slot)
-        .status();
-    assert!(remove.unwrap().success());
-    eventually("the node is not named any more", || {
-        change(&region).is_empty().then_some(())
-    });
+    region_command("remove", &region.config(1), &[&slot]).done();
+    wait_until_none_is_named(&region);
 }
 
 #[test]
@@ -81,14 +70,9 @@ fn a_dead_node_that_refuses_is_named_until_its_time_without_contact_has_passed()
     };
     let slot = slot(&region);
     set(&region, Passage::Stalled);
-    wait_until_dead(&region);
+    wait_until_dead(&region, 0, 1);
     assert_eq!(change(&region), format!("{slot};dead"));
-    eventually("the node is not named any more", || {
-        change(&region).is_empty().then_some(())
-    });
-    assert_eq!(
-        region.status(0)["standing"],
-        "suspended",
-        "only once it refuses"
-    );
+    wait_until_none_is_named(&region);
+    let standing = &region.status(0)["standing"];
+    assert_eq!(standing, "suspended", "only once it refuses");
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use super::config_file;
 use crate::support::admin_api::Api;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
@@ -62,6 +63,13 @@ impl Node {
         caller.response()
     }
 
+    /// Waits until a request with this key is relayed.
+    pub(crate) fn wait_until_relayed(&self, key: &str) {
+        eventually("a request is relayed", || {
+            (self.response(key).status == 200).then_some(())
+        });
+    }
+
     pub(crate) fn wait_for(&self, other: &Self) {
         eventually("the node has followed", || {
             (self.revision() >= other.revision()).then_some(())
@@ -97,29 +105,14 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let first = Node::start(&postgres, folder.path(), "a");
-    let second = Node::start(&postgres, folder.path(), "b");
-    for file in [
-        "admin.token",
-        "agent-ca.crt",
-        "agent-ca.key",
-        "dev-ca.crt",
-        "dev-ca.key",
-    ] {
-        let read = |node: &Node| fs::read(node.file(file)).unwrap();
-        assert_eq!(read(&first), read(&second), "{file}");
-    }
-    // A backup of a node would lack the records.
+    let [first, second] = ["a", "b"].map(|name| Node::start(&postgres, folder.path(), name));
     let api = first.gateway.api();
-    assert_eq!(api.get("/backup").status, 409);
     let backend = HeldBackend::start();
     api.create_service("demo", "echo");
     let (key_id, key) = api.create_service_key("demo", &["echo"]);
     second.wait_for(&first);
     let _agent = second.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || {
-        (second.response(&key).status == 200).then_some(())
-    });
+    second.wait_until_relayed(&key);
     let path = format!("/accounts/demo/service-keys/{key_id}");
     api.patch(&path, &json!({ "enabled": false }));
     eventually("the key is refused", || {
@@ -133,15 +126,42 @@ fn a_change_at_one_node_applies_at_all_nodes() {
 }
 
 #[test]
+fn a_later_node_has_the_files_of_the_first() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let [first, later] = ["a", "b"].map(|name| Node::start(&postgres, folder.path(), name));
+    for file in [
+        "admin.token",
+        "agent-ca.crt",
+        "agent-ca.key",
+        "dev-ca.crt",
+        "dev-ca.key",
+    ] {
+        let read = |node: &Node| fs::read(node.file(file)).unwrap();
+        assert_eq!(read(&first), read(&later), "{file}");
+    }
+}
+
+/// It would lack the records.
+#[test]
+fn a_node_of_a_region_gives_no_backup() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    assert_eq!(node.gateway.api().get("/backup").status, 409);
+}
+
+#[test]
 fn nodes_change_the_same_records_at_the_same_time() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let nodes = [
-        Node::start(&postgres, folder.path(), "a"),
-        Node::start(&postgres, folder.path(), "b"),
-    ];
+    let nodes = ["a", "b"].map(|name| Node::start(&postgres, folder.path(), name));
     std::thread::scope(|scope| {
         for node in &nodes {
             scope.spawn(|| {
@@ -157,10 +177,8 @@ fn nodes_change_the_same_records_at_the_same_time() {
         assert_eq!(accounts.len(), 50);
     }
     // Each account was created once: the other node found it.
-    assert_eq!(
-        postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'account.create'"),
-        "50"
-    );
+    let created = "SELECT count(*) FROM gw.audit WHERE action = 'account.create'";
+    assert_eq!(postgres.sql(created), "50");
 }
 
 /// Creates an account; returns status and `Retry-After` of the answer.
@@ -181,20 +199,9 @@ fn relaying_goes_on_while_postgresql_is_away() {
     api.create_service("demo", "echo");
     let (_, key) = api.create_service_key("demo", &["echo"]);
     let _agent = node.agent(folder.path(), &backend.url);
-    eventually("a request is relayed", || {
-        (node.response(&key).status == 200).then_some(())
-    });
+    node.wait_until_relayed(&key);
     let copy = node.file("records.sealed");
-    let before = node.revision();
     eventually("the copy is written", || copy.exists().then_some(()));
-    // A copy is at most some seconds old; the next one has all records.
-    let written = || fs::metadata(&copy).unwrap().modified().unwrap();
-    let first = written();
-    api.create_service("demo", "other");
-    eventually("a later copy is written", || {
-        (written() > first).then_some(())
-    });
-    assert!(node.revision() > before);
 
     postgres.stop();
     eventually("the node notices", || {
@@ -202,17 +209,12 @@ fn relaying_goes_on_while_postgresql_is_away() {
     });
     assert_eq!(node.response(&key).status, 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
-    assert_eq!(
-        create_account(&api),
-        (503, "1".to_owned()),
-        "a change is refused, with Retry-After"
-    );
+    let refused = (503, "1".to_owned());
+    assert_eq!(create_account(&api), refused, "status and Retry-After");
 
     // A restart in the meantime serves from the copy, and the agent comes back.
     let node = node.restart(&postgres);
-    eventually("a request is relayed after the restart", || {
-        (node.response(&key).status == 200).then_some(())
-    });
+    node.wait_until_relayed(&key);
 
     postgres.resume();
     let api = node.gateway.api();
@@ -224,14 +226,32 @@ fn relaying_goes_on_while_postgresql_is_away() {
     });
 }
 
+/// A copy is at most some seconds old.
+#[test]
+fn the_copy_of_the_records_is_written_again_after_a_change() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let copy = node.file("records.sealed");
+    let written = || fs::metadata(&copy).and_then(|file| file.modified()).ok();
+    let first = eventually("the copy is written", written);
+    let before = node.revision();
+    node.gateway.api().create_service("demo", "other");
+    eventually("a later copy is written", || {
+        written().filter(|later| *later > first)
+    });
+    assert!(node.revision() > before);
+}
+
 #[test]
 fn a_successor_takes_over_with_postgresql() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("gateway.toml");
-    fs::write(&path, postgres.config(&folder.path().join("data"))).unwrap();
+    let path = config_file(&postgres, &folder.path().join("data"));
     let served = process::serve(&mut process::serve_command(&path));
     let successor = replace(served.process.id(), &served.log);
     let token = fs::read_to_string(folder.path().join("data/admin.token")).unwrap();

@@ -2,39 +2,27 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
+use super::{Ended, OK, StopOnDrop, assert_says, config_file, region_command};
 use crate::region_losses::load::Load;
 use crate::region_records::clocks::token;
 use crate::region_records::records::Node;
+use crate::support::admin_api::Api;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::peers::backend;
 use crate::support::processes::postgres::Postgres;
-use crate::support::processes::process::gw_gateway;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::{Successor, replace};
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-
-/// Runs `gw-gateway region rekey` with the configuration of a node that is not started. Returns
-/// what it prints; an error is what it says of a failure.
-fn rekey(postgres: &Postgres) -> Result<String, String> {
+/// Runs `gw-gateway region rekey` with the configuration of a node that is not started.
+fn rekey(postgres: &Postgres) -> Ended {
     let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("gateway.toml");
-    fs::write(&config, postgres.config(&folder.path().join("data"))).unwrap();
-    let mut command = gw_gateway();
-    command.args(["region", "rekey", "--config"]).arg(&config);
-    let ended = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    if ended.status.success() {
-        Ok(text(ended.stdout))
-    } else {
-        Err(text(ended.stderr))
-    }
+    let config = config_file(postgres, &folder.path().join("data"));
+    region_command("rekey", &config, &[])
 }
 
 /// All rows that a key authenticates or seals.
@@ -77,75 +65,84 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         postgres.sql(count).parse().unwrap()
     };
     let others = accounts();
-    let stop = AtomicBool::new(false);
-    let made = AtomicUsize::new(0);
-    let wait_for_changes = |count: usize| {
-        let until = made.load(Ordering::SeqCst) + count;
-        eventually("changes are made", || {
-            (made.load(Ordering::SeqCst) >= until).then_some(())
-        });
-    };
-    std::thread::scope(|scope| {
-        for (name, node) in names.iter().zip(&nodes) {
-            let (api, stop, made) = (node.gateway.api(), &stop, &made);
-            scope.spawn(move || {
-                for number in (0..).take_while(|_| !stop.load(Ordering::SeqCst)) {
-                    api.create_account(&format!("acme{name}{number}"));
-                    made.fetch_add(1, Ordering::SeqCst);
-                }
-            });
-        }
+    let apis = nodes.each_ref().map(|node| node.gateway.api());
+    let made = while_accounts_are_created(&apis, |wait_for_changes| {
         wait_for_changes(20);
-        let replaced = rekey(&postgres).unwrap();
+        let replaced = rekey(&postgres).done();
         let written = replaced.split(' ').find_map(|word| word.parse().ok());
-        assert!(
-            written.is_some_and(|records: usize| records >= 22),
-            "{replaced}"
-        );
-        let repeated = rekey(&postgres).unwrap_err();
-        assert!(
-            repeated.contains("region_key_next is the key of the region already"),
-            "{repeated}"
-        );
+        let has_all = written.is_some_and(|records: usize| records >= 22);
+        assert!(has_all, "{replaced}");
         wait_for_changes(20);
-        stop.store(true, Ordering::SeqCst);
     });
     for node in nodes {
         node.gateway.drain();
     }
     // With the next key alone, all records are authentic, and all changes are there.
-    let earlier = postgres.exchange_keys();
+    postgres.exchange_keys();
     let node = Node::start(&postgres, folder.path(), "after");
-    assert_eq!(accounts(), made.load(Ordering::SeqCst) + others);
+    assert_eq!(accounts(), made + others);
     // The private keys are the same: of the authority of agents, and of tokens.
     let _agent = node.agent(folder.path(), &backend::answering(OK));
-    assert_relayed(&node, &before);
-    assert_relayed(&node, &token(&node.about(), &credential));
-    assert_eq!(
-        postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"),
-        "1"
-    );
-    the_earlier_key_opens_nothing(&postgres, &earlier);
+    wait_until_relayed(&node, &before);
+    wait_until_relayed(&node, &token(&node.about(), &credential));
+    let replacements = "SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'";
+    assert_eq!(postgres.sql(replacements), "1");
+}
+
+/// Creates accounts by each of `apis` during `action`, which can wait for a number of them. Returns
+/// how many were created.
+fn while_accounts_are_created(apis: &[Api], action: impl FnOnce(&dyn Fn(usize))) -> usize {
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
+        for (node, api) in apis.iter().enumerate() {
+            let (stop, made) = (&stop, &made);
+            scope.spawn(move || {
+                for number in (0..).take_while(|_| !stop.load(Ordering::SeqCst)) {
+                    api.create_account(&format!("acme{node}x{number}"));
+                    made.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        action(&|count: usize| {
+            let until = made.load(Ordering::SeqCst) + count;
+            eventually("changes are made", || {
+                (made.load(Ordering::SeqCst) >= until).then_some(())
+            });
+        });
+    });
+    made.into_inner()
 }
 
 /// Waits until a node relays a request with this token.
-fn assert_relayed(node: &Node, token: &str) {
+fn wait_until_relayed(node: &Node, token: &str) {
     let field = format!("X-Gw-Authorization: Bearer {token}");
     eventually("a request is relayed", || {
         (node.response_to(&field).status == 200).then_some(())
     });
 }
 
-fn the_earlier_key_opens_nothing(postgres: &Postgres, earlier: &Path) {
+#[test]
+fn a_node_with_the_earlier_key_alone_does_not_start_after_a_replacement() {
+    let Some(postgres) = region() else { return };
+    rekey(&postgres).done();
+    let earlier = postgres.exchange_keys();
     let folder = tempfile::tempdir().unwrap();
     let next = postgres.key_file().display().to_string();
     let config = postgres.config(&folder.path().join("earlier"));
     let config = config.replace(&next, &earlier.display().to_string());
     let refused = Gateway::try_start(&config).err().unwrap();
-    assert!(
-        refused.contains("the region key differs from the key of the other nodes"),
-        "{refused}"
-    );
+    let reason = "the region key differs from the key of the other nodes";
+    assert_says(&refused, &[reason]);
+}
+
+#[test]
+fn the_key_of_a_region_is_not_replaced_by_itself() {
+    let Some(postgres) = region() else { return };
+    rekey(&postgres).done();
+    let reason = "region_key_next is the key of the region already";
+    rekey(&postgres).assert_failed(&[reason]);
 }
 
 #[test]
@@ -153,7 +150,7 @@ fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_
     let Some(mut postgres) = region() else { return };
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
-    rekey(&postgres).unwrap();
+    rekey(&postgres).done();
     // The answer to a change means that the data folder has it, too.
     node.gateway.api().create_account("kept");
     let newest = node.revision();
@@ -175,12 +172,9 @@ fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_
     eventually("the copy is written again", || {
         (fs::read(&copy).unwrap() != before).then_some(())
     });
-    let position = postgres.sql("SELECT revision FROM gw.region");
-    assert_eq!(
-        position,
-        newest.to_string(),
-        "no change has made another copy due"
-    );
+    let revision = postgres.sql("SELECT revision FROM gw.region");
+    let expected = newest.to_string();
+    assert_eq!(revision, expected, "no change has made another copy due");
     eventually("the journal begins again", || {
         fs::read(&journal).unwrap().is_empty().then_some(())
     });
@@ -225,21 +219,19 @@ fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earl
             (postgres.sql(is_writing) == "1").then_some(())
         });
         postgres.sql(JOIN);
-        replaced.join().unwrap().unwrap();
+        replaced.join().unwrap().done();
     });
-    assert_eq!(
-        postgres.sql("SELECT count(*) FROM gw.nodes WHERE slot = 7"),
-        "0"
-    );
+    let rows = "SELECT count(*) FROM gw.nodes WHERE slot = 7";
+    assert_eq!(postgres.sql(rows), "0");
 }
 
 #[test]
 fn a_replacement_that_fails_changes_nothing() {
     let Some(postgres) = region() else { return };
     let before = rows(&postgres);
-    let refusal = || rekey(&postgres).unwrap_err();
+    let assert_refused = |parts: &[&str]| rekey(&postgres).assert_failed(parts);
     postgres.sql("UPDATE gw.region SET schema = schema + 1");
-    assert!(refusal().contains("too new for this program"));
+    assert_refused(&["too new for this program"]);
     postgres.sql("UPDATE gw.region SET schema = schema - 1");
     // What cannot be read afterwards is not committed.
     postgres.sql(
@@ -247,27 +239,16 @@ fn a_replacement_that_fails_changes_nothing() {
          $$ BEGIN NEW.document := NEW.document || ' '; RETURN NEW; END $$;
          CREATE TRIGGER spoil BEFORE UPDATE ON gw.records FOR EACH ROW EXECUTE FUNCTION spoil()",
     );
-    let unreadable = refusal();
-    assert!(
-        unreadable.contains("cannot be read with region_key_next")
-            && unreadable.contains("nothing was changed")
-    );
+    assert_refused(&["cannot be read with region_key_next", "nothing was changed"]);
     postgres.sql("DROP TRIGGER spoil ON gw.records");
     assert_eq!(rows(&postgres), before);
     // A row that no gateway has written does not get a tag.
     postgres.sql("UPDATE gw.records SET tag = '' WHERE kind = 'account'");
-    let forged = refusal();
-    assert!(
-        forged.contains("account first") && forged.contains("region repair"),
-        "{forged}"
-    );
+    assert_refused(&["account first", "region repair"]);
     postgres.sql("DELETE FROM gw.records WHERE kind = 'account'");
-    assert!(refusal().contains("some were removed"));
-    assert_eq!(
-        rows(&postgres).rsplit('|').next(),
-        before.rsplit('|').next(),
-        "the key is the same"
-    );
+    assert_refused(&["some were removed"]);
+    let key_check = |rows: &str| rows.rsplit('|').next().map(str::to_owned);
+    assert_eq!(key_check(&rows(&postgres)), key_check(&before));
 }
 
 #[test]
@@ -280,47 +261,29 @@ fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repea
          $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;
          CREATE TRIGGER stop BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION stop()",
     );
-    let broken = rekey(&postgres).unwrap_err();
-    assert!(
-        broken.contains("whether the key was replaced is not known"),
-        "{broken}"
-    );
+    rekey(&postgres).assert_failed(&["whether the key was replaced is not known"]);
     assert_eq!(rows(&postgres), before);
     postgres.sql("DROP TRIGGER stop ON gw.audit");
     let folder = tempfile::tempdir().unwrap();
     let starts = |name| Node::start(&postgres, folder.path(), name).gateway.drain();
     starts("b");
-    rekey(&postgres).unwrap();
+    rekey(&postgres).done();
     postgres.exchange_keys();
     starts("c");
 }
 
-/// `gw-gateway region` with the configuration of a node.
-fn command(region: &Region, node: usize, words: &[&str]) -> Output {
-    gw_gateway()
-        .arg("region")
-        .args(words)
-        .arg("--config")
-        .arg(region.config(node))
-        .output()
-        .unwrap()
-}
-
 /// The keys that each node shows, as `region status` with the configuration of a node has them.
 fn shown_keys(region: &Region, node: usize) -> Vec<Value> {
-    let status: Value =
-        serde_json::from_slice(&command(region, node, &["status", "--json"]).stdout).unwrap();
-    status["nodes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|node| node["keys"].clone())
-        .collect()
+    let status = region_command("status", &region.config(node), &["--json"]).out;
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let nodes = status["nodes"].as_array().unwrap().iter();
+    nodes.map(|node| node["keys"].clone()).collect()
 }
 
-fn wait_for_keys(region: &Region, expected: &[Value]) {
+/// Waits until the status with the configuration of a node shows these keys of each node.
+fn wait_for_keys(region: &Region, node: usize, expected: &[Value]) {
     eventually("the nodes show their keys", || {
-        (shown_keys(region, 0) == expected).then_some(())
+        (shown_keys(region, node) == expected).then_some(())
     });
 }
 
@@ -351,90 +314,45 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
     let ended = region.metric(owner, "gw_tunnels_ended_total");
     let callers = Load::start(&region, 3);
     callers.wait_for(100);
-    wait_for_keys(&region, &vec![json!(["in use", "next"]); 3]);
+    wait_for_keys(&region, 0, &vec![json!(["in use", "next"]); 3]);
 
-    let made = replace_the_key_while_accounts_are_created(&region);
+    let apis = [0, 1, 2].map(|node| region.api(node));
+    let made = while_accounts_are_created(&apis, |wait_for_changes| {
+        wait_for_changes(5);
+        region_command("rekey", &region.config(1), &[]).done();
+        wait_for_changes(10);
+    });
     callers.wait_for(200);
-    wait_for_keys(&region, &vec![json!(["in use", "earlier"]); 3]);
+    wait_for_keys(&region, 0, &vec![json!(["in use", "earlier"]); 3]);
     region.wait_for_members(3);
-    assert_eq!(
-        region.metric(owner, "gw_tunnels_ended_total"),
-        ended,
-        "no agent connected again"
-    );
+    let ended_now = region.metric(owner, "gw_tunnels_ended_total");
+    assert_eq!(ended_now, ended, "no agent connected again");
 
     let earlier = region.postgres.exchange_keys();
     let mut successors: Vec<Successor> = Vec::new();
     for node in 0..3 {
         reconfigure(&region, node, &next, "");
-        successors.push(replace(
-            region.node(node).process.id(),
-            &region.node(node).log,
-        ));
+        let served = region.node(node);
+        successors.push(replace(served.process.id(), &served.log));
         callers.wait_for(100);
     }
-    wait_for_keys(&region, &vec![json!(["in use"]); 3]);
+    wait_for_keys(&region, 0, &vec![json!(["in use"]); 3]);
     region.wait_for_members(3);
-    let failures: Vec<_> = callers
-        .stop()
-        .failures
-        .into_iter()
-        .map(|failure| failure.what)
-        .collect();
-    assert!(failures.is_empty(), "{failures:?}");
+    callers.stop().assert_no_failure(|_| true);
     region.await_owner(owner);
-    assert_eq!(
-        enrollments(&region),
-        before,
-        "the agent did not enroll again"
-    );
+    assert_eq!(enrollments(&region), before, "no agent enrolled again");
     let accounts = "SELECT count(*) FROM gw.records WHERE kind = 'account'";
     assert_eq!(region.postgres.sql(accounts), (made + 1).to_string());
 
     a_file_with_the_earlier_key_is_refused(&region, &earlier);
 }
 
-/// Replaces the key while accounts are created. Returns their number.
-fn replace_the_key_while_accounts_are_created(region: &Region) -> usize {
-    let stop = AtomicBool::new(false);
-    let made = AtomicUsize::new(0);
-    let nodes = [0, 1, 2].map(|node| region.api(node));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::SeqCst) {
-                let number = made.load(Ordering::SeqCst);
-                nodes[number % 3].create_account(&format!("acme{number}"));
-                made.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        let wait_for_changes = |count: usize| {
-            let until = made.load(Ordering::SeqCst) + count;
-            eventually("changes are made", || {
-                (made.load(Ordering::SeqCst) >= until).then_some(())
-            });
-        };
-        wait_for_changes(5);
-        let replaced = command(region, 1, &["rekey"]);
-        assert!(replaced.status.success(), "{replaced:?}");
-        wait_for_changes(10);
-        stop.store(true, Ordering::SeqCst);
-    });
-    made.into_inner()
-}
-
 fn a_file_with_the_earlier_key_is_refused(region: &Region, earlier: &Path) {
-    reconfigure(
-        region,
-        0,
-        "region.key",
-        earlier.file_name().unwrap().to_str().unwrap(),
-    );
-    let refused = command(region, 0, &["join"]);
-    let said = String::from_utf8(refused.stdout).unwrap();
-    assert!(
-        !refused.status.success() && said.contains("the region key differs"),
-        "{said}"
-    );
+    let earlier = earlier.file_name().unwrap().to_str().unwrap();
+    reconfigure(region, 0, "region.key", earlier);
+    let refused = region_command("join", &region.config(0), &[]);
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert_says(&refused.out, &["the region key differs"]);
 }
 
 /// Entries of the audit log about agents.
@@ -455,45 +373,28 @@ fn a_node_without_the_next_key_is_named_and_goes_on_from_memory() {
     region.wait_for_members(2);
     let _agent = region.run_agent(&backend::answering(OK));
     region.owner();
-    let keys = || shown_keys(&region, 1);
-    eventually("the nodes show their keys", || {
-        (keys() == [json!(["in use"]), json!(["in use", "next"])]).then_some(())
-    });
+    let without = [json!(["in use"]), json!(["in use", "next"])];
+    wait_for_keys(&region, 1, &without);
     let before = rows(&region.postgres);
-    let refused = command(&region, 1, &["rekey"]);
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(
-        said.contains("the nodes 0 do not have the next key") && said.contains("SIGUSR2"),
-        "{said}"
-    );
+    let refused = region_command("rekey", &region.config(1), &[]);
+    refused.assert_failed(&["the nodes 0 do not have the next key", "SIGUSR2"]);
     assert_eq!(rows(&region.postgres), before);
 
-    let forced = command(&region, 1, &["rekey", "--force"]);
-    assert!(forced.status.success(), "{forced:?}");
-    region
-        .node(0)
-        .log
-        .line_with("the region key differs from the key of the other nodes");
+    region_command("rekey", &region.config(1), &["--force"]).done();
+    let log = &region.node(0).log;
+    log.line_with("the region key differs from the key of the other nodes");
     assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
-    let shown = || {
-        (shown_keys(&region, 1) == [json!(["earlier"]), json!(["in use", "earlier"])]).then_some(())
-    };
-    eventually("the node without the key is shown", shown);
+    let one_is_behind = [json!(["earlier"]), json!(["in use", "earlier"])];
+    wait_for_keys(&region, 1, &one_is_behind);
 
     // With the key, it is as before.
     let key = |setting: &str, file: &Path| format!("{setting} = \"{}\"\n", file.display());
     let own = key("region_key", &region.postgres.key_file());
-    reconfigure(
-        &region,
-        0,
-        &own,
-        &(own.clone() + &key("region_key_next", &region.postgres.next_key_file())),
-    );
-    let _successor = replace(region.node(0).process.id(), &region.node(0).log);
+    let next = key("region_key_next", &region.postgres.next_key_file());
+    reconfigure(&region, 0, &own, &format!("{own}{next}"));
+    let served = region.node(0);
+    let _successor = replace(served.process.id(), &served.log);
     region.wait_for_members(2);
-    eventually("both have the key", || {
-        (shown_keys(&region, 1) == vec![json!(["in use", "earlier"]); 2]).then_some(())
-    });
+    wait_for_keys(&region, 1, &vec![json!(["in use", "earlier"]); 2]);
     assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
 }

@@ -9,6 +9,7 @@ use http::Method;
 use serde_json::json;
 
 use super::store::Writer;
+use super::{OK, StopOnDrop};
 use crate::support::eventually;
 use crate::support::limits::DRAIN_IDLE_SUCCEEDED;
 use crate::support::peers::backend;
@@ -17,17 +18,7 @@ use crate::support::processes::region::Region;
 use crate::support::processes::successor::{Successor, replace};
 use crate::support::stopwatch::in_time;
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REPLACEMENTS: usize = 8;
-
-/// Ends the changes of the other node, also if the test fails.
-struct Stopped<'a>(&'a AtomicBool);
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Status of a request. Fails if the gateway has closed the connection.
 fn status(region: &Region, caller: &mut Caller) -> io::Result<u16> {
@@ -80,7 +71,7 @@ fn replacements_beside_changes_of_another_node_pass_them_on() {
     region.owner();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let _stopped = Stopped(&stop);
+        let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             let mut other = Writer::start(&region.postgres, "other");
             for number in 0.. {

@@ -7,16 +7,18 @@ mod audit;
 mod outages;
 mod usage;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use gw_base::clock::Timestamp;
 use gw_shared::id::AccountId;
 use gw_store::{
-    AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresStore, Revision, SigningKey,
-    Step, Store, StoreError, StoreSource, StoredRecord, UsageAmounts, UsageQuery, UsageRow,
+    AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresSource, PostgresStore,
+    Revision, SigningKey, Step, Store, StoreError, StoreSource, StoredRecord, UsageAmounts,
+    UsageQuery, UsageRow,
 };
 
+use super::{StopOnDrop, assert_says};
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process::send_signal;
 use crate::support::{eventually, programs};
@@ -76,10 +78,7 @@ impl Writer {
     pub(crate) fn create(&mut self, id: &str) {
         while let Err(reason) = self.try_create(id) {
             assert_eq!(reason, "stale");
-            let History::Changes(changes) = self.store.changes_after(&self.position).unwrap()
-            else {
-                panic!("history lost")
-            };
+            let changes = changes_after(&mut self.store, &self.position);
             self.position = changes.last().unwrap().0.clone();
         }
     }
@@ -163,25 +162,39 @@ fn at(postgres: &Postgres, revision: i64) -> Position {
     }
 }
 
+/// The changes after a position of a history that is not lost.
+#[track_caller]
+fn changes_after(store: &mut PostgresStore, position: &Position) -> Vec<(Position, Vec<Step>)> {
+    match store.changes_after(position).unwrap() {
+        History::Changes(changes) => changes,
+        lost => panic!("{lost:?}"),
+    }
+}
+
 fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
     let mut all: Vec<(i64, String)> = Vec::new();
     loop {
-        let before = all.last().map(|(number, _)| *number);
-        let page = store
-            .audit_log(&AuditQuery {
-                account: None,
-                before,
-                limit: 1000,
-            })
-            .unwrap();
+        let query = AuditQuery {
+            account: None,
+            before: all.last().map(|(number, _)| *number),
+            limit: 1000,
+        };
+        let page = store.audit_log(&query).unwrap();
         if page.is_empty() {
             return all;
         }
-        all.extend(
-            page.into_iter()
-                .map(|numbered| (numbered.number, numbered.entry.target)),
-        );
+        let entries = page.into_iter().map(|it| (it.number, it.entry.target));
+        all.extend(entries);
     }
+}
+
+/// Asserts that the audit log has each target once, and numbers without gaps.
+fn assert_each_once(entries: &[(i64, String)]) {
+    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
+    let expected: Vec<i64> = (1..=entries.len() as i64).collect();
+    assert_eq!(numbers, expected, "without gaps");
+    let targets: BTreeSet<&String> = entries.iter().map(|(_, target)| target).collect();
+    assert_eq!(targets.len(), entries.len(), "each once");
 }
 
 #[test]
@@ -191,66 +204,63 @@ fn a_change_is_stored_with_its_entry_and_its_steps() {
     };
     let mut first = open(&postgres, "a");
     let mut second = open(&postgres, "b");
-    assert_eq!(
-        first
-            .commit(
-                &at(&postgres, 0),
-                &[Step::Put(account("acme"))],
-                &entry("acme")
-            )
-            .unwrap(),
-        at(&postgres, 1)
-    );
-    let stale = second.commit(
-        &at(&postgres, 0),
-        &[Step::Put(account("other"))],
-        &entry("other"),
-    );
-    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
-    let History::Changes(changes) = second.changes_after(&at(&postgres, 0)).unwrap() else {
-        panic!()
-    };
-    assert_eq!(
-        format!("{changes:?}"),
-        format!(
-            "{:?}",
-            [(at(&postgres, 1), vec![Step::Put(account("acme"))])]
-        )
-    );
-    // The last step of a record counts.
-    let steps = [
-        Step::Put(account("twice")),
-        Step::Delete(account("twice").id()),
-        Step::Delete(account("acme").id()),
-    ];
-    assert_eq!(
-        second
-            .commit(&at(&postgres, 1), &steps, &entry("twice"))
-            .unwrap(),
-        at(&postgres, 2)
-    );
+    let start = at(&postgres, 0);
+    let put = vec![Step::Put(account("acme"))];
+    let made = first.commit(&start, &put, &entry("acme")).unwrap();
+    assert_eq!(made, at(&postgres, 1));
+    let followed = changes_after(&mut second, &start);
+    let expected = [(made.clone(), put)];
+    assert_eq!(format!("{followed:?}"), format!("{expected:?}"));
+    let delete = [Step::Delete(account("acme").id())];
+    let deleted = second.commit(&made, &delete, &entry("twice")).unwrap();
+    assert_eq!(deleted, at(&postgres, 2));
+
     let loaded = first.load().unwrap();
-    assert_eq!(
-        (loaded.position.revision, loaded.records.accounts.len()),
-        (Revision(2), 0)
-    );
-    assert_eq!(
-        audit(&mut first),
-        [(2, "twice".to_owned()), (1, "acme".to_owned())]
-    );
+    assert_eq!(loaded.position, deleted);
+    assert_eq!(loaded.records.accounts.len(), 0);
+    let targets = [(2, "twice".to_owned()), (1, "acme".to_owned())];
+    assert_eq!(audit(&mut first), targets);
     let of_account = AuditQuery {
         account: Some("acme".into()),
         before: Some(2),
         limit: 1,
     };
-    assert_eq!(
-        first.audit_log(&of_account).unwrap()[0].entry,
-        entry("acme")
-    );
-    assert_eq!(
-        postgres.sql("SELECT string_agg(node, ',' ORDER BY revision) FROM gw.changes"),
-        "a,b"
-    );
+    let found = first.audit_log(&of_account).unwrap();
+    assert_eq!(found[0].entry, entry("acme"));
+    let nodes = "SELECT string_agg(node, ',' ORDER BY revision) FROM gw.changes";
+    assert_eq!(postgres.sql(nodes), "a,b");
+}
+
+#[test]
+fn a_change_of_earlier_records_is_not_made() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut second = open(&postgres, "b");
+    let start = at(&postgres, 0);
+    Writer::start(&postgres, "a").create("acme");
+    let stale = second.commit(&start, &[Step::Put(account("other"))], &entry("other"));
+    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
+    assert_eq!(audit(&mut second), [(1, "acme".to_owned())]);
+}
+
+#[test]
+fn the_last_step_of_a_record_counts() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut writer = Writer::start(&postgres, "a");
+    writer.create("acme");
+    let steps = [
+        Step::Put(account("twice")),
+        Step::Delete(account("twice").id()),
+        Step::Delete(account("acme").id()),
+    ];
+    let made = writer
+        .store
+        .commit(&writer.position, &steps, &entry("twice"));
+    assert_eq!(made.unwrap(), at(&postgres, 2));
+    assert_eq!(writer.reload(), Some(0));
 }
 
 #[test]
@@ -259,9 +269,9 @@ fn a_load_knows_the_authentic_changes_before_it() {
         return;
     };
     let mut writer = Writer::start(&postgres, "a");
-    ["red", "green", "blue"]
-        .iter()
-        .for_each(|id| writer.create(id));
+    for id in ["red", "green", "blue"] {
+        writer.create(id);
+    }
     let mut recent = || writer.store.load().unwrap().recent;
     assert_eq!(recent(), [1, 2, 3].map(|revision| at(&postgres, revision)));
     postgres.sql("UPDATE gw.changes SET change_id = gen_random_uuid() WHERE revision = 1");
@@ -285,17 +295,8 @@ fn concurrent_writers_lose_and_double_no_change() {
     let mut reader = Writer::start(&postgres, "reader");
     assert_eq!(reader.reload(), Some(3 * EACH));
     let entries = reader.audit();
-    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
-    assert_eq!(
-        numbers,
-        (1..=3 * EACH as i64).collect::<Vec<_>>(),
-        "without gaps"
-    );
-    let targets: BTreeMap<_, _> = entries
-        .into_iter()
-        .map(|(number, target)| (target, number))
-        .collect();
-    assert_eq!(targets.len(), 3 * EACH, "each once");
+    assert_each_once(&entries);
+    assert_eq!(entries.len(), 3 * EACH);
 }
 
 #[test]
@@ -324,9 +325,9 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
         return;
     };
     let mut writer = Writer::start(&postgres, "a");
-    ["acme1", "acme2", "acme3"]
-        .iter()
-        .for_each(|id| writer.create(id));
+    for id in ["acme1", "acme2", "acme3"] {
+        writer.create(id);
+    }
     let Writer {
         mut store,
         position,
@@ -334,44 +335,36 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
     let positions: Vec<Position> = (0..=3).map(|revision| at(&postgres, revision)).collect();
     let mut history = |position: &Position| match store.changes_after(position).unwrap() {
         History::Changes(changes) => changes.len().to_string(),
-        other => format!("{other:?}"),
+        lost => format!("{lost:?}"),
     };
-    assert_eq!(
-        [0, 1, 3].map(|revision| history(&positions[revision])),
-        ["3", "2", "0"]
-    );
     let later = Position {
         revision: Revision(4),
         ..position.clone()
     };
-    assert_eq!(
-        history(&later),
-        "Replaced",
-        "the database is older than this node"
-    );
     let other = |revision: usize| Position {
         change: positions[0].origin.clone(),
         ..positions[revision].clone()
     };
-    assert_eq!(
-        [2, 3].map(|revision| history(&other(revision))),
-        ["Replaced"; 2],
-        "a failover lost changes"
-    );
-    assert_eq!(
-        history(&position),
-        "Forgotten",
-        "the records are to be loaded again"
-    );
+    for (what, position, expected) in [
+        ("the start", &positions[0], "3"),
+        ("the first change", &positions[1], "2"),
+        ("the newest change", &positions[3], "0"),
+        ("later than the database", &later, "Replaced"),
+        ("a change that a failover lost", &other(2), "Replaced"),
+        ("the newest one, which it lost", &other(3), "Replaced"),
+        ("records to be loaded again", &position, "Forgotten"),
+    ] {
+        assert_eq!(history(position), expected, "{what}");
+    }
     store.load().unwrap();
     postgres.sql("DELETE FROM gw.changes WHERE revision <= 2");
     let mut history = |position: &Position| format!("{:?}", store.changes_after(position).unwrap());
     let found = [0, 1, 3].map(|revision| history(&positions[revision]));
     assert_eq!(found, ["Forgotten", "Forgotten", "Changes([])"]);
     postgres.sql("UPDATE gw.region SET id = gen_random_uuid()");
-    let before = &position;
-    assert_eq!(history(before), "Replaced", "another region");
-    let refused = store.commit(before, &[Step::Put(account("acme4"))], &entry("acme4"));
+    assert_eq!(history(&position), "Replaced", "another region");
+    let put = [Step::Put(account("acme4"))];
+    let refused = store.commit(&position, &put, &entry("acme4"));
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
 }
 
@@ -383,27 +376,25 @@ fn secrets_are_sealed_with_the_region_key() {
     let mut store = open(&postgres, "a");
     let key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
     let private = key.private_key.reveal().to_owned();
-    store
-        .commit(
-            &at(&postgres, 0),
-            &[Step::Put(StoredRecord::SigningKey(key.clone()))],
-            &entry("key"),
-        )
-        .unwrap();
+    let start = at(&postgres, 0);
+    let put = [Step::Put(StoredRecord::SigningKey(key.clone()))];
+    store.commit(&start, &put, &entry("key")).unwrap();
     let dump = postgres.dump();
     assert!(dump.contains(key.id.as_str()) && !dump.contains(&private));
     let loaded = open(&postgres, "b").load().unwrap().records;
     assert_eq!(loaded.signing_keys[&key.id].private_key.reveal(), private);
-    let History::Changes(changes) = open(&postgres, "c")
-        .changes_after(&at(&postgres, 0))
-        .unwrap()
-    else {
-        panic!()
-    };
+    let changes = changes_after(&mut open(&postgres, "c"), &start);
     let [Step::Put(StoredRecord::SigningKey(followed))] = &changes[0].1[..] else {
         panic!("{changes:?}")
     };
     assert_eq!(followed.private_key.reveal(), private);
+}
+
+/// The reason for which a store cannot be used.
+#[track_caller]
+pub(super) fn refusal(source: &PostgresSource) -> String {
+    let loaded = PostgresStore::new(source).unwrap().load();
+    loaded.unwrap_err().to_string()
 }
 
 #[test]
@@ -412,44 +403,47 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
         return;
     }
     let postgres = Postgres::start();
-    let refusal = |source| {
-        PostgresStore::new(&source)
-            .unwrap()
-            .load()
-            .unwrap_err()
-            .to_string()
-    };
     let good = || postgres.source("a");
-    assert!(refusal(good()).contains("create one with `gw-gateway region init`"));
+    let advice = "create one with `gw-gateway region init`";
+    assert_says(&refusal(&good()), &[advice]);
     PostgresStore::create(&good()).unwrap();
-    assert!(
-        PostgresStore::create(&good())
-            .unwrap_err()
-            .to_string()
-            .contains("holds a region already")
-    );
-    let mut other = good();
-    other.apex = "eu2.gw.localhost".to_owned();
-    assert!(refusal(other).contains("belongs to region eu1.gw.localhost"));
-    let mut other = good();
-    other.keys = gw_region::RegionKey::new([1; 32]).into();
-    assert!(refusal(other).contains("the region key differs"));
-    // Nodes are upgraded one after another: the tables of the next version can be used, and no
-    // later ones.
-    let known: usize = postgres
-        .sql("SELECT schema FROM gw.region")
-        .parse()
-        .unwrap();
-    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 1));
-    PostgresStore::new(&good()).unwrap().load().unwrap();
-    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 2));
-    assert!(refusal(good()).contains(&format!("schema {}", known + 2)));
-    postgres.sql("UPDATE gw.region SET schema = 999");
-    assert!(refusal(good()).contains("schema 999"));
-    let nowhere = PostgresStore::new(&postgres.source_at("postgres://gw@127.0.0.1:1/gw", "a"))
-        .unwrap()
-        .load();
+    let again = PostgresStore::create(&good()).unwrap_err().to_string();
+    assert_says(&again, &["holds a region already"]);
+    let other_apex = PostgresSource {
+        apex: "eu2.gw.localhost".to_owned(),
+        ..good()
+    };
+    let other_key = PostgresSource {
+        keys: gw_region::RegionKey::new([1; 32]).into(),
+        ..good()
+    };
+    for (other, reason) in [
+        (other_apex, "belongs to region eu1.gw.localhost"),
+        (other_key, "the region key differs"),
+    ] {
+        assert_says(&refusal(&other), &[reason]);
+    }
+    let nowhere = postgres.source_at("postgres://gw@127.0.0.1:1/gw", "a");
+    let nowhere = PostgresStore::new(&nowhere).unwrap().load();
     assert!(matches!(nowhere, Err(StoreError::Unavailable(text)) if text.contains("127.0.0.1")));
+}
+
+/// Nodes are upgraded one after another.
+#[test]
+fn tables_of_the_next_version_are_used_and_no_later_ones() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let set = |schema: usize| postgres.sql(&format!("UPDATE gw.region SET schema = {schema}"));
+    let known = postgres.sql("SELECT schema FROM gw.region");
+    let known: usize = known.parse().unwrap();
+    set(known + 1);
+    open(&postgres, "a");
+    for later in [known + 2, 999] {
+        set(later);
+        let reason = refusal(&postgres.source("a"));
+        assert_says(&reason, &[&format!("schema {later}")]);
+    }
 }
 
 #[test]
@@ -533,19 +527,11 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
     let mut store = PostgresStore::new(&postgres.source("reader")).unwrap();
     let records = eventually("the server answers", || store.load().ok()).records;
     let entries = audit(&mut store);
-    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
-    assert_eq!(
-        numbers,
-        (1..=entries.len() as i64).collect::<Vec<_>>(),
-        "without gaps"
-    );
-    let targets: BTreeSet<&String> = entries.iter().map(|(_, target)| target).collect();
-    assert_eq!(targets.len(), entries.len(), "each once");
+    assert_each_once(&entries);
     assert_eq!(records.accounts.len(), entries.len(), "with an entry each");
-    let lost: Vec<&String> = acknowledged
-        .iter()
-        .filter(|id| !targets.contains(id))
-        .collect();
+    let targets: BTreeSet<&String> = entries.iter().map(|(_, target)| target).collect();
+    let is_lost = |id: &&String| !targets.contains(id);
+    let lost: Vec<&String> = acknowledged.iter().filter(is_lost).collect();
     assert!(lost.is_empty(), "{lost:?}");
     eprintln!(
         "{} changes acknowledged, {} made, {rounds} rounds",
@@ -576,15 +562,6 @@ fn disturb(postgres: &mut Postgres, round: usize, unknown: &AtomicUsize) {
             postgres.stop();
             postgres.resume();
         }
-    }
-}
-
-/// Ends the writers, also after a panic.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

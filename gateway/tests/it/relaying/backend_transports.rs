@@ -7,24 +7,24 @@ mod unprocessed;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread;
+use std::{fs, thread};
 
 use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::{OK, response_with};
 use crate::support::SOON;
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
-use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http1_peer::{Peer, listen_tls};
 use crate::support::peers::http2_backend::http2;
 use crate::support::scene::Scene;
 
@@ -33,7 +33,7 @@ const NAME: &str = "backend.example";
 /// A scene whose agent has `backends` (TOML) as its backend configuration.
 fn scene_with(folder: &Path, backends: &str) -> Scene {
     let file = folder.join("agent.toml");
-    std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
+    fs::write(&file, format!("backend = {backends}\n")).unwrap();
     Scene::service().agent_with(file).start()
 }
 
@@ -49,11 +49,8 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        std::fs::write(
-            folder.path().join("ca.crt"),
-            params.self_signed(&key).unwrap().pem(),
-        )
-        .unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        fs::write(folder.path().join("ca.crt"), certificate.pem()).unwrap();
         let authority = Self {
             folder,
             issuer: Issuer::new(params, key),
@@ -67,9 +64,9 @@ impl Authority {
         let mut params = CertificateParams::new(vec![NAME.to_owned()]).unwrap();
         params.extended_key_usages = vec![purpose];
         let key = KeyPair::generate().unwrap();
-        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        std::fs::write(self.file(&format!("{name}.crt")), certificate.pem()).unwrap();
+        fs::write(self.file(&format!("{name}.crt")), certificate.pem()).unwrap();
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -80,7 +77,7 @@ impl Authority {
         CertificateDer::from_pem_file(self.file(name)).unwrap()
     }
 
-    fn server(&self, alpn: &[&[u8]], asks_for_certificates: bool) -> Arc<ServerConfig> {
+    fn server(&self, alpn: &[&[u8]], asks_for_certificates: bool) -> ServerConfig {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
         let builder = builder.with_safe_default_protocol_versions().unwrap();
@@ -99,70 +96,72 @@ impl Authority {
             .with_single_cert(vec![self.certificate("server.crt")], key)
             .unwrap();
         config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        Arc::new(config)
+        config
     }
 
-    /// TOML options of an agent that trusts this authority.
+    /// TOML options of a backend whose certificate is of this authority.
     fn trusted(&self, url: &str) -> String {
-        format!(
-            "urls = '{url}', ca_file = '{}', server_name = '{NAME}'",
-            self.file("ca.crt").display()
-        )
+        let ca_file = self.file("ca.crt");
+        let ca_file = ca_file.display();
+        format!("urls = '{url}', ca_file = '{ca_file}', server_name = '{NAME}'")
+    }
+
+    /// A scene whose backend has these TOML options.
+    fn scene(&self, options: &str) -> Scene {
+        scene_with(self.folder.path(), &format!("{{ {options} }}"))
     }
 }
 
 /// Starts a TLS backend that answers with host and target of the request. Returns its URL.
-fn tls(config: Arc<ServerConfig>) -> String {
+fn tls(config: ServerConfig) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
+    listen_tls(listener, config, answer_target);
+    url
+}
+
+/// Starts a backend on a Unix socket in `folder`. Returns its URL.
+fn on_unix_socket(folder: &Path, serve: fn(Peer<UnixStream>)) -> String {
+    let path = folder.join("backend.sock");
+    let listener = UnixListener::bind(&path).unwrap();
     thread::spawn(move || {
         for connection in listener.incoming() {
-            let connection = connection.unwrap();
-            let config = Arc::clone(&config);
-            connection.set_read_timeout(Some(SOON)).unwrap();
-            let session = ServerConnection::new(config).unwrap();
-            thread::spawn(move || answer_target(Peer::new(StreamOwned::new(session, connection))));
+            thread::spawn(move || serve(Peer::new(connection.unwrap())));
         }
     });
-    url
+    format!("unix:{}", path.display())
 }
 
 /// Answers requests with their host and target.
 fn answer_target<S: Read + Write>(mut peer: Peer<S>) {
-    while let Ok((head, _, _)) = peer.request() {
-        let text = format!("{}{}", head.authority, head.target);
-        peer.send(format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}",
-            text.len()
-        ));
+    while let Ok((head, ..)) = peer.request() {
+        peer.send(response_with(&format!("{}{}", head.authority, head.target)));
     }
 }
 
-fn body(scene: &Scene, target: &str) -> String {
-    let mut caller = scene.connect();
-    caller.send(scene.get(target));
-    let response = caller.response();
-    assert_eq!(
-        response.status,
-        200,
-        "{}",
-        String::from_utf8_lossy(&response.body)
-    );
-    String::from_utf8(response.body).unwrap()
+/// Asserts that the backend of [`answer_target`] is reached.
+#[track_caller]
+fn assert_reached(scene: &Scene) {
+    for target in ["/one", "/two"] {
+        let response = scene.connect().ask(scene.get(target));
+        let text = String::from_utf8_lossy(&response.body);
+        assert_eq!(response.status, 200, "{text}");
+        assert_eq!(text, format!("{HOST}{target}"));
+    }
 }
 
-/// Code and message of the error that the gateway answers with.
-fn error(scene: &Scene) -> (String, String) {
-    let mut caller = scene.connect();
-    caller.send(scene.get("/"));
-    let response = caller.response();
-    (
-        response.code(),
-        response.json()["error"]["message"]
-            .as_str()
-            .unwrap()
-            .to_owned(),
-    )
+/// Asserts that the gateway answers with this error, whose message has these parts.
+#[track_caller]
+fn assert_error(scene: &Scene, code: &str, parts: &[&str]) {
+    let response = scene.connect().ask(scene.get("/"));
+    assert_eq!(response.code(), code);
+    let error = &response.json()["error"];
+    let message = error["message"].as_str().unwrap();
+    let missing: Vec<_> = parts
+        .iter()
+        .filter(|part| !message.contains(**part))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?} in {message}");
 }
 
 #[test]
@@ -170,168 +169,128 @@ fn a_tls_backend_is_verified_by_authority_and_name() {
     let authority = Authority::new();
     let stranger = Authority::new();
     let url = tls(authority.server(&[b"http/1.1"], false));
-    let trusting = scene_with(
-        authority.folder.path(),
-        &format!("{{ {} }}", authority.trusted(&url)),
-    );
-    assert_eq!(body(&trusting, "/a"), format!("{HOST}/a"));
-    assert_eq!(body(&trusting, "/b"), format!("{HOST}/b"));
+    assert_reached(&authority.scene(&authority.trusted(&url)));
 
-    let wary = scene_with(
-        stranger.folder.path(),
-        &format!("{{ {} }}", stranger.trusted(&url)),
-    );
-    let (code, message) = error(&wary);
-    assert!(
-        code == "GW_BACKEND_TLS" && message.contains("ca_file") && message.contains(&url),
-        "{code}: {message}"
-    );
+    let wary = stranger.scene(&stranger.trusted(&url));
+    assert_error(&wary, "GW_BACKEND_TLS", &["ca_file", &url]);
+
     let ca_file = authority.file("ca.crt");
-    let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", ca_file.display());
-    let (code, message) = error(&scene_with(stranger.folder.path(), &unnamed));
-    assert!(
-        code == "GW_BACKEND_TLS" && message.contains("server_name"),
-        "{code}: {message}"
-    );
-    // The certificate itself, behind a byte-order mark, is trusted for every name.
+    let unnamed = format!("urls = '{url}', ca_file = '{}'", ca_file.display());
+    let misled = authority.scene(&unnamed);
+    assert_error(&misled, "GW_BACKEND_TLS", &["server_name"]);
+}
+
+#[test]
+fn a_backend_certificate_in_the_ca_file_is_trusted_for_every_name() {
+    let authority = Authority::new();
+    let url = tls(authority.server(&[b"http/1.1"], false));
+    let certificate = fs::read_to_string(authority.file("server.crt")).unwrap();
+    // A byte-order mark is skipped.
     let leaf = authority.file("leaf.crt");
-    let certificate = std::fs::read_to_string(authority.file("server.crt")).unwrap();
-    std::fs::write(&leaf, format!("\u{feff}{certificate}")).unwrap();
-    let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", leaf.display());
-    let pinned = scene_with(stranger.folder.path(), &unnamed);
-    assert_eq!(body(&pinned, "/c"), format!("{HOST}/c"));
+    fs::write(&leaf, format!("\u{feff}{certificate}")).unwrap();
+    let unnamed = format!("urls = '{url}', ca_file = '{}'", leaf.display());
+    assert_reached(&authority.scene(&unnamed));
 }
 
 #[test]
 fn the_configured_client_certificate_is_presented_to_a_backend() {
     let authority = Authority::new();
     let url = tls(authority.server(&[], true));
+    let trusted = authority.trusted(&url);
     let [certificate, key] =
         ["client.crt", "client.key"].map(|name| authority.file(name).display().to_string());
-    let trusted = authority.trusted(&url);
-    let known =
-        format!("{{ {trusted}, client_certificate = '{certificate}', client_key = '{key}' }}");
-    assert_eq!(
-        body(&scene_with(authority.folder.path(), &known), "/"),
-        format!("{HOST}/")
-    );
-    let (code, message) = error(&scene_with(
-        authority.folder.path(),
-        &format!("{{ {trusted} }}"),
-    ));
-    assert!(
-        code == "GW_BACKEND_TLS" && message.contains("client_certificate"),
-        "{code}: {message}"
-    );
+    let known = format!("{trusted}, client_certificate = '{certificate}', client_key = '{key}'");
+    assert_reached(&authority.scene(&known));
+    let unknown = authority.scene(&trusted);
+    assert_error(&unknown, "GW_BACKEND_TLS", &["client_certificate"]);
 }
 
 #[test]
 fn an_http2_backend_exchanges_bodies_and_trailers() {
     let scene = Scene::service().agent_to(http2()).start();
     let mut caller = scene.connect();
+    let rest = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
     for _ in 0..3 {
-        let rest = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
-        caller.send(scene.request("POST /p?q", rest));
-        let response = caller.response();
-        assert_eq!(
-            String::from_utf8_lossy(&response.body),
-            format!("http://{HOST}/p?q 3 1")
-        );
+        let response = caller.ask(scene.request("POST /p?q", rest));
+        let text = String::from_utf8_lossy(&response.body);
+        assert_eq!(text, format!("http://{HOST}/p?q 3 1"));
         assert_eq!(response.trailers["grpc-status"], "0");
     }
-    // Larger than any flow control window.
-    let large = "x".repeat(3_000_000);
-    caller.send(scene.request(
-        "POST /",
-        &format!("Content-Length: {}\r\n\r\n{large}", large.len()),
-    ));
-    assert_eq!(
-        String::from_utf8_lossy(&caller.response().body),
-        format!("http://{HOST}/ 3000000 0")
-    );
+}
+
+#[test]
+fn an_http2_backend_gets_bodies_larger_than_any_window() {
+    const LENGTH: usize = 3_000_000;
+    let scene = Scene::service().agent_to(http2()).start();
+    let head = scene.request("POST /", &format!("Content-Length: {LENGTH}\r\n\r\n"));
+    let response = scene.connect().ask(head + &"x".repeat(LENGTH));
+    let text = String::from_utf8_lossy(&response.body);
+    assert_eq!(text, format!("http://{HOST}/ {LENGTH} 0"));
 }
 
 #[test]
 fn a_backend_on_a_unix_socket_is_reached() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("backend.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            thread::spawn(move || answer_target(Peer::new(connection.unwrap())));
-        }
-    });
-    let scene = Scene::service()
-        .agent_to(format!("unix:{}", path.display()))
-        .start();
-    assert_eq!(body(&scene, "/one"), format!("{HOST}/one"));
-    assert_eq!(body(&scene, "/two"), format!("{HOST}/two"));
-    std::fs::remove_file(&path).unwrap();
+    let backend = on_unix_socket(folder.path(), answer_target);
+    assert_reached(&Scene::service().agent_to(backend).start());
 }
 
 #[test]
 fn a_backend_on_a_unix_socket_may_close_between_requests() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("backend.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut peer = Peer::new(connection.unwrap());
-            drop(peer.request());
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
+    let backend = on_unix_socket(folder.path(), |mut peer| {
+        drop(peer.request());
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     });
-    let scene = Scene::service()
-        .agent_to(format!("unix:{}", path.display()))
-        .start();
+    let scene = Scene::service().agent_to(backend).start();
     let mut caller = scene.connect();
     for _ in 0..20 {
-        caller.send(scene.get("/"));
-        assert!(matches!(caller.response().status.as_u16(), 200));
+        assert_eq!(caller.ask(scene.get("/")).status, 200);
     }
+}
+
+/// A scene with several backends.
+fn scene_of(folder: &Path, urls: &[&str]) -> Scene {
+    scene_with(folder, &serde_json::to_string(urls).unwrap())
 }
 
 #[test]
 fn requests_go_to_the_reachable_backends() {
-    let first = Arc::new(AtomicUsize::new(0));
-    let second = Arc::new(AtomicUsize::new(0));
-    let counting = |count: &Arc<AtomicUsize>| {
-        let count = Arc::clone(count);
+    const REQUESTS: usize = 60;
+    let (seen, requests) = mpsc::channel();
+    let noting = |name: &'static str| {
+        let seen = seen.clone();
         backend::start(move |mut peer| {
             while peer.request().is_ok() {
-                count.fetch_add(1, Ordering::Relaxed);
-                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                seen.send(name).unwrap();
+                peer.send(OK);
             }
         })
     };
     let (_closed, dead) = backend::refusing();
     let dead = format!("http://{dead}");
     let folder = tempfile::tempdir().unwrap();
-    let scene_of = |urls: &[&str]| scene_with(folder.path(), &serde_json::to_string(urls).unwrap());
-
-    let scene = scene_of(&[&dead, &counting(&first), &counting(&second)]);
+    let scene = scene_of(folder.path(), &[&dead, &noting("first"), &noting("second")]);
     let mut caller = scene.connect();
-    for _ in 0..60 {
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().status, 200);
+    for _ in 0..REQUESTS {
+        assert_eq!(caller.ask(scene.get("/")).status, 200);
     }
-    let shares = (
-        first.load(Ordering::Relaxed),
-        second.load(Ordering::Relaxed),
-    );
-    assert!(
-        shares.0 + shares.1 == 60 && shares.0.min(shares.1) >= 20,
-        "{shares:?}"
-    );
+    let mut names: Vec<&str> = requests.try_iter().collect();
+    assert_eq!(names.len(), REQUESTS);
+    names.retain(|name| *name == "first");
+    let first = names.len();
+    let third = REQUESTS / 3;
+    assert!((third..=2 * third).contains(&first), "{first} requests");
+}
 
-    // If all backends are set aside, they are tried nevertheless.
-    let scene = scene_of(&[&dead, &dead]);
+#[test]
+fn backends_that_are_all_set_aside_are_tried_nevertheless() {
+    let (_closed, dead) = backend::refusing();
+    let dead = format!("http://{dead}");
+    let folder = tempfile::tempdir().unwrap();
+    let scene = scene_of(folder.path(), &[&dead, &dead]);
     for _ in 0..3 {
-        let (code, message) = error(&scene);
-        assert!(
-            code == "GW_BACKEND_UNREACHABLE" && message.contains(&dead),
-            "{message}"
-        );
+        assert_error(&scene, "GW_BACKEND_UNREACHABLE", &[&dead]);
     }
 }
 
@@ -339,11 +298,11 @@ fn requests_go_to_the_reachable_backends() {
 fn the_host_field_can_be_rewritten_to_the_backend() {
     let folder = tempfile::tempdir().unwrap();
     let url = backend::start(answer_target::<TcpStream>);
-    let scene = scene_with(
-        folder.path(),
-        &format!("{{ urls = ['{url}'], host = 'rewrite' }}"),
-    );
-    assert_eq!(format!("http://{}", body(&scene, "/x")), format!("{url}/x"));
+    let options = format!("{{ urls = ['{url}'], host = 'rewrite' }}");
+    let scene = scene_with(folder.path(), &options);
+    let response = scene.connect().ask(scene.get("/x"));
+    let text = String::from_utf8(response.body).unwrap();
+    assert_eq!(format!("http://{text}"), format!("{url}/x"));
 }
 
 #[test]
@@ -355,23 +314,20 @@ fn a_rewritten_host_is_mapped_back_in_responses() {
                 "Location: http://{host}/login\r\nContent-Location: /a\r\n\
                  Refresh: 5; url=http://{host}/\r\nSet-Cookie: a=b; Domain={name}; Path=/\r\n"
             );
-            peer.send(match &head.upgrade {
-                Some(protocol) => format!(
-                    "HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: {}\r\n{fields}\r\n",
-                    protocol.as_str()
-                ),
-                None => format!("HTTP/1.1 302 Found\r\nContent-Length: 0\r\n{fields}\r\n"),
-            });
+            let status = if head.upgrade.is_some() {
+                "101 X\r\nConnection: upgrade\r\nUpgrade: x\r\n"
+            } else {
+                "302 Found\r\nContent-Length: 0\r\n"
+            };
+            peer.send(format!("HTTP/1.1 {status}{fields}\r\n"));
         }
     });
     let scene = Scene::service()
         .agent_to(url)
         .host_header("rewrite")
         .start();
-    for (rest, status) in [
-        ("\r\n", 302),
-        ("Connection: upgrade\r\nUpgrade: x\r\n\r\n", 101),
-    ] {
+    let upgrade = "Connection: upgrade\r\nUpgrade: x\r\n\r\n";
+    for (rest, status) in [("\r\n", 302), (upgrade, 101)] {
         let mut caller = scene.connect();
         caller.send(scene.request("GET /", rest));
         let head = caller.response_head(&Method::GET).unwrap();
@@ -389,21 +345,20 @@ fn a_rewritten_host_is_mapped_back_in_responses() {
 
 #[test]
 fn a_response_is_relayed_while_the_request_body_is_sent() {
+    const LENGTH: usize = 1_000_000;
     let (sender, receiver) = mpsc::channel();
-    let scene = Scene::service()
-        .agent_to(backend::start(move |mut peer| {
-            let head = peer.request_head().unwrap();
-            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
-            sender
-                .send(peer.body(head.framing).unwrap().0.len())
-                .unwrap();
-            peer.send("0\r\n\r\n");
-        }))
-        .start();
+    let backend = backend::start(move |mut peer| {
+        let head = peer.request_head().unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
+        let (body, _) = peer.body(head.framing).unwrap();
+        sender.send(body.len()).unwrap();
+        peer.send("0\r\n\r\n");
+    });
+    let scene = Scene::service().agent_to(backend).start();
     let mut caller = scene.connect();
-    caller.send(scene.request("POST /", "Content-Length: 1000000\r\n\r\n"));
+    caller.send(scene.request("POST /", &format!("Content-Length: {LENGTH}\r\n\r\n")));
     let head = caller.response_head(&Method::POST).unwrap();
-    caller.send("x".repeat(1_000_000));
+    caller.send("x".repeat(LENGTH));
     assert_eq!(caller.body(head.framing).unwrap().0, b"hi");
-    assert_eq!(receiver.recv_timeout(SOON), Ok(1_000_000));
+    assert_eq!(receiver.recv_timeout(SOON), Ok(LENGTH));
 }

@@ -4,19 +4,21 @@
 mod leaving_callers;
 
 use std::io::ErrorKind;
-use std::net::TcpStream;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 
 use bytes::Bytes;
+use gw_shared::http2::stream;
 use http::Method;
+use serde_json::json;
 
+use super::crossings;
 use crate::support::peers::caller::Caller;
-use crate::support::peers::http1_peer::Peer;
-use crate::support::peers::http2_caller::on_a_reactor;
+use crate::support::peers::http2_caller::{on_a_reactor, whole};
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
+use crate::support::request_log::{self, assert_fields};
 use crate::support::scene::Scene;
-use crate::support::{request_log, turn};
+use crate::support::turn;
 
 /// More than all windows and socket buffers between caller and backend hold together.
 const BODY: usize = 24 * 1024 * 1024;
@@ -27,22 +29,29 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8).collect()
 }
 
+/// The response before the body.
+const ACCEPTED: &str = "HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok";
+
 /// A backend that answers 202 before it reads the body, and reports each body.
 fn accepting() -> (String, Receiver<Vec<u8>>) {
     let (received, bodies) = mpsc::channel();
-    let serve = move |mut peer: Peer<TcpStream>, received: Sender<Vec<u8>>| {
+    let url = backend::start(move |mut peer| {
         while let Ok(head) = peer.request_head() {
-            peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
+            peer.send(ACCEPTED);
             let Ok((body, _)) = peer.body(head.framing) else {
                 return;
             };
             received.send(body).unwrap();
         }
-    };
-    (
-        backend::start(move |peer| serve(peer, received.clone())),
-        bodies,
-    )
+    });
+    (url, bodies)
+}
+
+/// Asserts that the backend has got this body.
+#[track_caller]
+fn assert_arrived(bodies: &Receiver<Vec<u8>>, body: &[u8]) {
+    let is_same = bodies.recv().unwrap() == body;
+    assert!(is_same, "the backend got another body");
 }
 
 /// Sends a request whose response arrives before the rest of its body. Returns the id of the
@@ -66,24 +75,16 @@ fn upload_through(
     caller.send(head);
     send(caller, &body[..FIRST]);
     let response = caller.response();
-    assert_eq!(
-        (
-            response.status.as_u16(),
-            &response.body[..],
-            response.header("connection")
-        ),
-        (202, &b"ok"[..], "")
-    );
+    assert_eq!(response.status, 202);
+    assert_eq!(response.body, b"ok");
+    assert_eq!(response.header("connection"), "");
     for piece in body[FIRST..].chunks(1 << 20) {
         send(caller, piece);
     }
     if is_chunked {
         caller.send("0\r\n\r\n");
     }
-    assert!(
-        bodies.recv().unwrap() == body,
-        "the backend got another body"
-    );
+    assert_arrived(bodies, &body);
     response.header("x-gw-request-id").to_owned()
 }
 
@@ -95,19 +96,14 @@ fn framing(is_chunked: bool) -> String {
     }
 }
 
-fn crossings(scene: &Scene) -> u64 {
-    scene.metrics().count("gw_requests_crossing_total")
-}
-
 /// A connection whose requests cross workers, or do not. The kernel may give any number of
 /// connections to the same worker.
 fn caller_that(scene: &Scene, crosses: bool, bodies: &Receiver<Vec<u8>>) -> Caller {
     for _ in 0..100 {
         let before = crossings(scene);
         let mut caller = scene.connect();
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().status, 202);
-        assert!(bodies.recv().unwrap().is_empty());
+        assert_eq!(caller.ask(scene.get("/")).status, 202);
+        assert_arrived(bodies, b"");
         if (crossings(scene) > before) == crosses {
             return caller;
         }
@@ -149,12 +145,8 @@ fn the_rest_of_a_body_reaches_the_backend_across_nodes() {
     nodes.wait_for_tunnel(owner);
     let mut caller = nodes.connect(other);
     for is_chunked in [false, true] {
-        upload_through(
-            &mut caller,
-            &nodes.request("POST /", &framing(is_chunked)),
-            is_chunked,
-            &bodies,
-        );
+        let head = nodes.request("POST /", &framing(is_chunked));
+        upload_through(&mut caller, &head, is_chunked, &bodies);
     }
     assert_eq!(nodes.total(other, "requests_crossing_nodes"), 2);
 }
@@ -166,30 +158,22 @@ fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
     let scene = Scene::service().agent_to(url).start();
     on_a_reactor(async {
         let connection = http2_caller::connect(&scene).await;
-        let (response, mut sent) = connection
-            .begin(connection.request(&Method::POST, "/"), false)
-            .await;
+        let post = connection.request(&Method::POST, "/");
+        let (response, mut upload) = connection.begin(post, false).await;
         let body = Bytes::from(pattern(BODY));
-        gw_shared::http2::stream::send(&mut sent, body.slice(..FIRST), false)
-            .await
-            .unwrap();
-        let response = http2_caller::whole(response).await;
-        assert_eq!(
-            (response.status.as_u16(), &response.body[..]),
-            (202, &b"ok"[..])
-        );
-        gw_shared::http2::stream::send(&mut sent, body.slice(FIRST..), true)
-            .await
-            .unwrap();
+        let sent = stream::send(&mut upload, body.slice(..FIRST), false).await;
+        sent.unwrap();
+        let response = whole(response).await;
+        assert_eq!(response.status, 202);
+        assert_eq!(response.body, b"ok");
+        let sent = stream::send(&mut upload, body.slice(FIRST..), true).await;
+        sent.unwrap();
         // The receiver of the backend's thread blocks this one, so the frames have to be sent
         // first.
         while scene.tunnels()[0].in_flight > 0 {
             gw_shared::runtime::yield_now().await;
         }
-        assert!(
-            bodies.recv().unwrap() == body,
-            "the backend got another body"
-        );
+        assert_arrived(&bodies, &body);
     });
 }
 
@@ -198,21 +182,11 @@ fn the_request_log_shows_what_the_backend_took() {
     let (url, bodies) = accepting();
     let scene = Scene::service().agent_to(url).start();
     let mut caller = scene.connect();
-    let id = upload_through(
-        &mut caller,
-        &scene.request("POST /", &framing(false)),
-        false,
-        &bodies,
-    );
+    let head = scene.request("POST /", &framing(false));
+    let id = upload_through(&mut caller, &head, false, &bodies);
     let record = request_log::record(&scene.api(), &id);
-    assert_eq!(
-        (
-            &record["bytes_in"],
-            &record["bytes_taken"],
-            &record["ended"]
-        ),
-        (&BODY.into(), &BODY.into(), &"complete".into())
-    );
+    let expected = json!({ "bytes_in": BODY, "bytes_taken": BODY, "ended": "complete" });
+    assert_fields(&record, &expected);
 }
 
 #[test]
@@ -220,40 +194,31 @@ fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
     let (url, bodies) = accepting();
     let scene = Scene::service().agent_to(url).start();
     let mut caller = scene.connect();
-    caller.send(scene.request("POST /", &framing(false)));
-    assert_eq!(caller.response().status, 202);
+    let response = caller.ask(scene.request("POST /", &framing(false)));
+    assert_eq!(response.status, 202);
     let agent = &scene.tunnels()[0].agent_id;
     scene.api().revoke_agent("demo", agent);
-    assert_eq!(
-        caller.bytes(1).unwrap_err().kind(),
-        ErrorKind::ConnectionReset
-    );
-    assert!(
-        bodies.try_recv().is_err(),
-        "a part of a body looked complete"
-    );
+    let end = caller.bytes(1).unwrap_err().kind();
+    assert_eq!(end, ErrorKind::ConnectionReset);
+    let part = bodies.try_recv();
+    assert!(part.is_err(), "a part of a body looked complete");
 }
 
 #[test]
 fn a_caller_that_leaves_after_the_response_cancels_the_request() {
     let (ended, at_backend) = mpsc::channel();
-    let scene = Scene::service()
-        .agent_to(backend::start(move |mut peer| {
-            let head = peer.request_head().unwrap();
-            peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
-            ended
-                .send(peer.body(head.framing).map_err(|error| error.kind()))
-                .unwrap();
-        }))
-        .start();
+    let backend = backend::start(move |mut peer| {
+        let head = peer.request_head().unwrap();
+        peer.send(ACCEPTED);
+        ended.send(peer.body(head.framing)).unwrap();
+    });
+    let scene = Scene::service().agent_to(backend).start();
     let mut caller = scene.connect();
     caller.send(scene.request("POST /", &framing(false)));
     caller.send(pattern(FIRST));
     assert_eq!(caller.response().status, 202);
     drop(caller);
-    assert_eq!(
-        at_backend.recv().unwrap().unwrap_err(),
-        ErrorKind::ConnectionReset
-    );
+    let end = at_backend.recv().unwrap().unwrap_err().kind();
+    assert_eq!(end, ErrorKind::ConnectionReset);
     scene.wait_until_slots_are_free();
 }

@@ -1,6 +1,6 @@
 //! Flow control: memory held by stalled callers and backends, and progress of other requests.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -9,6 +9,7 @@ use std::thread;
 use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
 use http::Method;
 
+use super::{OK, assert_answered};
 use crate::support::peers::backend;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
@@ -19,31 +20,34 @@ const MIB: usize = 1024 * 1024;
 /// Bytes of a race that the test ends itself.
 const FOR_EVER: usize = usize::MAX / 2;
 
+const BLOCK: &[u8] = &[0; 64 * 1024];
+
 /// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf`
 /// does not read its body until the caller disconnects. Other requests are answered at once.
 fn serve(mut peer: Peer<TcpStream>) {
     while let Ok(head) = peer.request_head() {
-        if head.target.as_str() == "/endless" {
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n");
-            peer.stream.set_write_timeout(None).unwrap();
-            let block = vec![0; 64 * 1024];
-            while std::io::Write::write_all(&mut peer.stream, &block).is_ok() {}
-            return;
+        match head.target.as_str() {
+            "/endless" => {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n");
+                peer.stream.set_write_timeout(None).unwrap();
+                while peer.try_send(BLOCK).is_ok() {}
+                return;
+            }
+            "/sink" => {
+                let mut block = vec![0; BLOCK.len()];
+                while peer.stream.read(&mut block).is_ok_and(|read| read > 0) {}
+                return;
+            }
+            "/deaf" => {
+                peer.stream.set_read_timeout(None).unwrap();
+                // The socket reports a hang-up once the agent closes it.
+                use rustix::event::{PollFd, PollFlags, poll};
+                let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
+                poll(&mut watched, None).unwrap();
+                return;
+            }
+            _ => peer.send(OK),
         }
-        if head.target.as_str() == "/sink" {
-            let mut block = vec![0; 64 * 1024];
-            while peer.stream.read(&mut block).is_ok_and(|read| read > 0) {}
-            return;
-        }
-        if head.target.as_str() == "/deaf" {
-            peer.stream.set_read_timeout(None).unwrap();
-            // The socket reports a hang-up once the agent closes it.
-            use rustix::event::{PollFd, PollFlags, poll};
-            let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
-            poll(&mut watched, None).unwrap();
-            return;
-        }
-        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
     }
 }
 
@@ -86,36 +90,48 @@ fn held_once_full(scene: &Scene, at_least: usize) -> usize {
     })
 }
 
-fn is_answered(scene: &Scene) {
-    let mut caller = scene.connect();
-    caller.send(scene.get("/"));
-    assert_eq!(caller.response().body, b"ok");
+/// Waits until the tunnel has smaller windows than at its start.
+fn wait_for_smaller_windows(scene: &Scene) {
+    eventually("the windows shrink", || {
+        (scene.tunnels()[0].window < FIRST).then_some(())
+    });
 }
 
 #[test]
-fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
+fn stalled_callers_hold_at_most_the_budget_of_their_tunnel_and_give_it_back() {
     let _turn = turn();
     const CALLERS: usize = 300;
     let scene = start(512);
     let callers = stalled_downloads(&scene, CALLERS);
-    eventually("the windows shrink", || {
-        (scene.tunnels()[0].window < FIRST).then_some(())
-    });
+    wait_for_smaller_windows(&scene);
     let held = held_once_full(&scene, TUNNEL_BUDGET / 2);
-    assert!(
-        held <= TUNNEL_BUDGET + CALLERS * LEAST as usize,
-        "{} MiB",
-        held / MIB
-    );
-    is_answered(&scene);
+    let most = TUNNEL_BUDGET + CALLERS * LEAST as usize;
+    assert!(held <= most, "{} MiB", held / MIB);
+    assert_answered(&scene);
 
     // Without the stalled callers, the other streams get their windows back.
     drop(callers);
     eventually("the windows grow again", || {
-        is_answered(&scene);
+        assert_answered(&scene);
         let tunnel = &scene.tunnels()[0];
         (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
     });
+}
+
+/// Callers that have sent more than a window of a body that the backend does not read.
+fn stalled_uploads(scene: &Scene, callers: usize) -> Vec<Caller> {
+    let connect = || {
+        let mut caller = scene.connect();
+        caller.send(scene.request("PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
+        caller.stream.sock.set_nonblocking(true).unwrap();
+        caller
+    };
+    let mut callers: Vec<Caller> = std::iter::repeat_with(connect).take(callers).collect();
+    for caller in &mut callers {
+        // Bytes that cannot be sent at once are never sent.
+        let _ = (0..64).try_for_each(|_| caller.stream.write_all(BLOCK));
+    }
+    callers
 }
 
 #[test]
@@ -123,27 +139,28 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
     let _turn = turn();
     let scene = start(200);
     let _down = stalled_downloads(&scene, 99);
-    let chunk = vec![0; 64 * 1024];
-    let _up: Vec<Caller> = (0..100)
-        .map(|_| {
-            let mut caller = scene.connect();
-            caller.send(scene.request("PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
-            caller.stream.sock.set_nonblocking(true).unwrap();
-            caller
-        })
-        .map(|mut caller| {
-            // More than a window. Bytes that cannot be sent at once are never sent.
-            for _ in 0..64 {
-                if std::io::Write::write_all(&mut caller.stream, &chunk).is_err() {
-                    break;
-                }
-            }
-            caller
-        })
-        .collect();
+    let _up = stalled_uploads(&scene, 100);
     held_once_full(&scene, 8 * MIB);
     for _ in 0..10 {
-        is_answered(&scene);
+        assert_answered(&scene);
+    }
+}
+
+/// Opens downloads that stall until one is refused for want of memory. Returns the callers of the
+/// others; asserts that these are no more than `most`.
+fn stalled_until_refused(scene: &Scene, most: usize) -> Vec<Caller> {
+    let mut callers = Vec::new();
+    loop {
+        let mut caller = scene.connect();
+        caller.send(scene.get("/endless"));
+        let head = caller.response_head(&Method::GET).unwrap();
+        if head.status != 200 {
+            assert_eq!(head.status, 503);
+            assert_eq!(head.headers["x-gw-status"], "Overloaded");
+            return callers;
+        }
+        callers.push(caller);
+        assert!(callers.len() <= most, "one account has more than its share");
     }
 }
 
@@ -158,49 +175,32 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     let scene = start_with(8 * STREAMS as u32, "relay_memory_mib = 40\n");
     let mut callers = stalled_downloads(&scene, STREAMS);
     // How far depends on the time at which each stream began.
-    eventually("the windows shrink", || {
-        (scene.tunnels()[0].window < FIRST).then_some(())
-    });
-    let held = held_once_full(&scene, MIB);
+    wait_for_smaller_windows(&scene);
     // Each stream got at most its share at its start, and the shares of the first streams were
     // larger.
+    let held = held_once_full(&scene, MIB);
     assert!(held <= MEMORY, "{} KiB", held / 1024);
 
-    // A few more than half of the memory has room for: bytes still move on into the callers'
-    // sockets.
+    // Half of the memory, if the kernel holds little for its callers yet, in streams with the least
+    // windows.
+    let most = 5 * STREAMS;
+    // Bytes still move on into the callers' sockets: a refusal need not be the last one.
     let mut late = loop {
-        let mut caller = scene.connect();
-        caller.send(scene.get("/endless"));
-        let head = caller.response_head(&Method::GET).unwrap();
-        if head.status == 200 {
-            callers.push(caller);
-            // Half of the memory, if the kernel holds little for its callers yet, in streams with
-            // the least windows.
-            assert!(
-                callers.len() <= 5 * STREAMS,
-                "one account has more than its share"
-            );
-            continue;
-        }
-        assert_eq!(
-            (head.status.as_u16(), &head.headers["x-gw-status"]),
-            (503, &"Overloaded".parse().unwrap())
-        );
+        callers.extend(stalled_until_refused(&scene, most - callers.len()));
         let mut late = scene.connect();
-        late.send(scene.get("/"));
-        let response = late.response();
+        let response = late.ask(scene.get("/"));
         if response.status != 200 {
             assert_eq!(response.code(), "GW_OVERLOADED");
             break late;
         }
     };
-    assert!(scene.tunnels()[0].window < FIRST);
-    let held = scene.tunnels()[0].held_bytes;
+    let tunnel = &scene.tunnels()[0];
+    assert!(tunnel.window < FIRST);
+    let held = tunnel.held_bytes;
     assert!(held <= MEMORY, "{} KiB", held / 1024);
     callers.pop();
     eventually("a request is admitted again", || {
-        late.send(scene.get("/"));
-        (late.response().status == 200).then_some(())
+        (late.ask(scene.get("/")).status == 200).then_some(())
     });
 }
 
@@ -221,12 +221,9 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     let metrics = scene.metrics();
     let limit = metrics.count("gw_connections_kernel_limit_bytes") as usize;
     assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
-    assert_eq!(
-        metrics.count_with("gw_connections_ended_early_total", "memory"),
-        0,
-        "the account is within its share"
-    );
-    is_answered(&scene);
+    let ended = metrics.count_with("gw_connections_ended_early_total", "memory");
+    assert_eq!(ended, 0, "the account is within its share");
+    assert_answered(&scene);
     drop(callers);
     eventually("no memory is counted", || {
         (kernel_bytes() == 0).then_some(())
@@ -300,8 +297,7 @@ fn a_small_request_does_not_wait_for_bulk_transfers() {
     let mut beside = Vec::new();
     while beside.len() < 20 || all.load(Ordering::Relaxed) < 128 * MIB {
         let before = all.load(Ordering::Relaxed);
-        caller.send(scene.get("/"));
-        assert_eq!(caller.response().body, b"ok");
+        assert_eq!(caller.ask(scene.get("/")).body, b"ok");
         beside.push(all.load(Ordering::Relaxed) - before);
     }
     all.store(FOR_EVER, Ordering::Relaxed);
@@ -322,9 +318,8 @@ fn windows_adjust_while_both_directions_are_full() {
             caller.send(scene.request("PUT /sink", "Content-Length: 1000000000000\r\n\r\n"));
             let all = Arc::clone(&all);
             thread::spawn(move || {
-                let block = vec![0; 64 * 1024];
                 while all.load(Ordering::Relaxed) < FOR_EVER {
-                    std::io::Write::write_all(&mut caller.stream, &block).unwrap();
+                    caller.stream.write_all(BLOCK).unwrap();
                 }
             })
         })

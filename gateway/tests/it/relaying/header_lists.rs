@@ -1,18 +1,19 @@
 //! HTTP/2 header lists over the limits (RFC 9113 §10.5.1) get an error, or end the connection.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use super::send_frames;
 use crate::support::eventually;
-use crate::support::peers::caller::{HOST, Tls};
-use crate::support::peers::http2_backend;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http2_caller::{connect, on_a_reactor, whole};
 use crate::support::peers::http2_frames::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
+    self, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, SETTINGS, Splitter,
+    frame,
 };
-use crate::support::peers::{backend, caller, http2_frames};
+use crate::support::peers::{backend, http2_backend};
 use crate::support::scene::Scene;
 
 const KIB: usize = 1024;
@@ -26,15 +27,13 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
         for (fields, size) in [(1, 33 * KIB), (5, 16 * KIB), (7, 16 * KIB), (3000, 1)] {
             let value = "x".repeat(size);
             let get = caller.request(&Method::GET, "/");
-            let response = caller
-                .fetch((0..fields).fold(get, |request, _| request.header("x", &value)))
-                .await;
-            assert_eq!(response.status, 502);
-            assert_eq!(response.json()["error"]["code"], "GW_HEADERS_TOO_LARGE");
-            assert_eq!(
-                response.json()["error"]["request_id"],
-                response.header("x-gw-request-id")
-            );
+            let get = (0..fields).fold(get, |request, _| request.header("x", &value));
+            let response = caller.fetch(get).await;
+            assert_eq!(response.status, 502, "{fields}");
+            let error = &response.json()["error"];
+            assert_eq!(error["code"], "GW_HEADERS_TOO_LARGE", "{fields}");
+            let request_id = response.header("x-gw-request-id");
+            assert_eq!(error["request_id"], request_id, "{fields}");
         }
         assert_eq!(caller.get("/after").await.status, 200);
     });
@@ -44,40 +43,32 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
 #[test]
 fn a_response_has_up_to_a_thousand_fields() {
     let over_http1 = backend::start(|mut peer| {
-        while let Ok(request) = peer.request() {
-            let fields: String = fields_of(request.0.target.as_str())
-                .map(|name| format!("{name}: v\r\n"))
-                .collect();
+        while let Ok((head, ..)) = peer.request() {
+            let names = fields_of(head.target.as_str());
+            let fields: String = names.map(|name| format!("{name}: v\r\n")).collect();
             peer.send(format!("HTTP/1.1 204 No Content\r\n{fields}\r\n"));
         }
     });
     let over_http2 = http2_backend::start(async |request, mut respond| {
         let mut response = http::Response::new(());
         *response.status_mut() = http::StatusCode::NO_CONTENT;
-        for name in fields_of(request.uri().path()) {
-            response
-                .headers_mut()
-                .append(name, HeaderValue::from_static("v"));
-        }
+        let value = HeaderValue::from_static("v");
+        let fields = fields_of(request.uri().path()).map(|name| (name, value.clone()));
+        response.headers_mut().extend(fields);
         respond.send_response(response, true).unwrap();
     });
     for backend in [over_http1, over_http2] {
         let scene = Scene::service().agent_to(backend).start();
         for _ in 0..4 {
             let mut caller = scene.connect();
-            caller.send(scene.get("/1000"));
-            let response = caller.response();
+            let response = caller.ask(scene.get("/1000"));
             let passed = fields_of("/1000").filter(|name| response.headers.contains(name));
             assert_eq!((response.status.as_u16(), passed.count()), (204, 1000));
-            caller.send(scene.get("/1001"));
-            let error = caller.response().json()["error"].clone();
+            let error = &caller.ask(scene.get("/1001")).json()["error"];
             assert_eq!(error["code"], "GW_BACKEND_INVALID_RESPONSE");
             let message = error["message"].as_str().unwrap();
-            assert!(
-                message.contains("more than 1000 header fields"),
-                "{message}"
-            );
-            assert!(!message.contains("not valid HTTP"), "{message}");
+            let is_named = message.contains("more than 1000 header fields");
+            assert!(is_named && !message.contains("not valid HTTP"), "{message}");
         }
         on_a_reactor(async {
             let caller = connect(&scene).await;
@@ -101,9 +92,8 @@ fn settings_announce_the_limit_of_a_request_head() {
     let scene = Scene::service().agent().start();
     let mut caller = RawCaller::connect(&scene);
     caller.receive_until(SETTINGS);
-    let announced = caller.payloads(SETTINGS)[0]
-        .chunks(6)
-        .find(|setting| setting.starts_with(&MAX_HEADER_LIST_SIZE));
+    let mut settings = caller.payloads(SETTINGS)[0].chunks(6);
+    let announced = settings.find(|setting| setting.starts_with(&MAX_HEADER_LIST_SIZE));
     assert_eq!(announced.unwrap()[2..], (32 * KIB as u32).to_be_bytes());
 }
 
@@ -156,7 +146,8 @@ fn trailers_over_the_limits_are_malformed() {
             let response = whole(response).await;
             assert_eq!(response.status, expected, "{what}");
             if expected == 400 {
-                assert_eq!(response.json()["error"]["code"], "GW_BAD_REQUEST", "{what}");
+                let code = &response.json()["error"]["code"];
+                assert_eq!(code, "GW_BAD_REQUEST", "{what}");
             }
         }
         assert_eq!(caller.get("/after").await.status, 200);
@@ -201,45 +192,41 @@ fn in_frames(stream: u32, block: &[u8]) -> Vec<u8> {
 
 /// A connection without a library of HTTP/2.
 struct RawCaller {
-    stream: Tls,
-    received: Vec<u8>,
+    caller: Caller,
+    splitter: Splitter,
+    received: Vec<Frame>,
 }
 
 impl RawCaller {
     fn connect(scene: &Scene) -> Self {
-        let session = caller::session(&scene.about, HOST, &[b"h2"], None);
-        let mut stream = Tls::new(session, caller::socket(&scene.about));
-        stream.write_all(PREFACE).unwrap();
-        stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
         Self {
-            stream,
+            caller: send_frames(scene, &[]),
+            splitter: Splitter::default(),
             received: Vec::new(),
         }
     }
 
     fn send(&mut self, head: &[u8]) {
         // The gateway may close the connection before it has read everything.
-        drop(
-            self.stream
-                .write_all(head)
-                .and_then(|()| self.stream.flush()),
-        );
+        drop(self.caller.try_send(head));
     }
 
     /// Receives to the end of the connection, or until a frame of this type is there.
     fn receive_until(&mut self, kind: u8) {
         let mut chunk = vec![0; 64 * KIB];
         while self.payloads(kind).is_empty() {
-            match self.stream.read(&mut chunk) {
+            match self.caller.stream.read(&mut chunk) {
                 Ok(0) => return,
-                Ok(read) => self.received.extend_from_slice(&chunk[..read]),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Ok(read) => {
+                    self.splitter.buffer.extend_from_slice(&chunk[..read]);
+                    let frames = std::iter::from_fn(|| self.splitter.take());
+                    self.received.extend(frames);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // The gateway sends no close_notify after GOAWAY.
                 Err(error) => {
-                    assert!(
-                        error.kind() != std::io::ErrorKind::WouldBlock,
-                        "the connection does not end"
-                    );
+                    let is_ended = error.kind() != ErrorKind::WouldBlock;
+                    assert!(is_ended, "the connection does not end");
                     return;
                 }
             }
@@ -247,22 +234,14 @@ impl RawCaller {
     }
 
     /// Payloads of the received frames of a type.
-    fn payloads(&self, wanted: u8) -> Vec<&[u8]> {
-        let mut payloads = Vec::new();
-        let mut rest = &self.received[..];
-        while let [a, b, c, kind, _, _, _, _, _, behind @ ..] = rest {
-            let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
-            let Some((payload, next)) = behind.split_at_checked(length) else {
-                break;
-            };
-            payloads.extend((*kind == wanted).then_some(payload));
-            rest = next;
-        }
-        payloads
+    fn payloads(&self, kind: u8) -> Vec<&[u8]> {
+        let frames = self.received.iter().filter(|frame| frame.kind == kind);
+        frames.map(|frame| &frame.payload[..]).collect()
     }
 
     /// Receives the end of the connection. Asserts that it is GOAWAY with this error code (RFC 9113
     /// §6.8).
+    #[track_caller]
     fn assert_ended_for(&mut self, code: u8) {
         self.receive_until(GOAWAY);
         let goaway = self.payloads(GOAWAY);
@@ -273,14 +252,13 @@ impl RawCaller {
 #[test]
 fn a_longer_block_ends_the_connection_without_a_response() {
     let scene = Scene::service().agent().start();
-    let whole = |block: &[u8]| frame(HEADERS, END_HEADERS | END_STREAM, 1, block);
-    let heads = [
+    let repeated = http2_frames::headers(1, END_STREAM, &amplified(1000));
+    for (what, head, counts) in [
         // From four times the limit on, decoded, h2 itself ends the connection.
-        ("1,000 repetitions", whole(&amplified(1000)), (0, 1)),
+        ("1,000 repetitions", repeated, (0, 1)),
         ("129 KiB", literal(1, 129 * KIB), (1, 1)),
         ("600 KiB", literal(1, 600 * KIB), (2, 1)),
-    ];
-    for (what, head, counts) in heads {
+    ] {
         let mut caller = RawCaller::connect(&scene);
         caller.send(&head);
         caller.assert_ended_for(ENHANCE_YOUR_CALM);
@@ -305,15 +283,13 @@ fn a_list_that_decodes_to_more_gets_a_plain_431() {
     for repetitions in [33, 127] {
         let mut caller = RawCaller::connect(&scene);
         let head = amplified(repetitions);
-        caller.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &head));
+        caller.send(&http2_frames::headers(1, END_STREAM, &head));
         caller.receive_until(HEADERS);
         // The connection goes on until it is ended for another reason.
         caller.send(&literal(3, 129 * KIB));
         caller.assert_ended_for(ENHANCE_YOUR_CALM);
         let heads = caller.payloads(HEADERS);
-        assert!(
-            heads.len() == 1 && heads[0].len() < 10 && heads[0].ends_with(&STATUS_431),
-            "{heads:?}"
-        );
+        let is_plain = |head: &[u8]| head.len() < 10 && head.ends_with(&STATUS_431);
+        assert!(heads.len() == 1 && is_plain(heads[0]), "{heads:?}");
     }
 }

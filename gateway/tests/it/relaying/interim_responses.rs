@@ -2,6 +2,7 @@
 
 use http::{Method, StatusCode};
 
+use super::response_with;
 use crate::support::peers::http2_caller::{on_a_reactor, whole};
 use crate::support::peers::{backend, http2_caller};
 use crate::support::scene::Scene;
@@ -23,46 +24,36 @@ fn hinting() -> String {
                 peer.send("HTTP/1.1 100 Continue\r\n\r\n");
             }
             let (body, _) = peer.body(head.framing).unwrap();
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
-                body.len()
-            ));
-            peer.send(body);
+            peer.send(response_with(str::from_utf8(&body).unwrap()));
         }
     })
 }
+
+const EXPECTING: &str = "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n";
 
 #[test]
 fn http1_callers_get_interim_responses_in_order() {
     let scene = Scene::service().agent_to(hinting()).start();
     let mut caller = scene.connect();
     for _ in 0..2 {
-        caller.send(scene.request(
-            "POST /",
-            "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
-        ));
+        caller.send(scene.request("POST /", EXPECTING));
         for link in ["</a.css>; rel=preload", "</b.css>; rel=preload"] {
             let hint = caller.response_head(&Method::POST).unwrap();
-            assert_eq!(
-                (
-                    hint.status.as_u16(),
-                    hint.headers["link"].to_str().unwrap(),
-                    hint.headers.len()
-                ),
-                (103, link, 1)
-            );
+            assert_eq!(hint.status, StatusCode::EARLY_HINTS);
+            assert_eq!(hint.headers["link"], link);
+            assert_eq!(hint.headers.len(), 1);
         }
-        assert_eq!(
-            caller.response_head(&Method::POST).unwrap().status,
-            StatusCode::CONTINUE
-        );
-        caller.send("hello");
-        assert_eq!(caller.response().body, b"hello");
+        let interim = caller.response_head(&Method::POST).unwrap();
+        assert_eq!(interim.status, StatusCode::CONTINUE);
+        assert_eq!(caller.ask("hello").body, b"hello");
     }
-    // HTTP/1.0 has no interim responses.
+}
+
+#[test]
+fn http_1_0_callers_get_no_interim_responses() {
+    let scene = Scene::service().agent_to(hinting()).start();
     let old = scene.get("/").replace("HTTP/1.1", "HTTP/1.0");
-    caller.send(old);
-    assert_eq!(caller.response().status, 200);
+    assert_eq!(scene.connect().ask(old).status, 200);
 }
 
 #[test]
@@ -76,21 +67,14 @@ fn http2_callers_get_interim_responses_in_order() {
             .header("content-length", 5);
         let (mut response, mut upload) = caller.begin(request, false).await;
         let mut interim = Vec::new();
-        while interim.last() != Some(&StatusCode::CONTINUE) {
+        while interim.last() != Some(&100) {
             let head = std::future::poll_fn(|cx| response.poll_informational(cx))
                 .await
                 .unwrap()
                 .unwrap();
-            interim.push(head.status());
+            interim.push(head.status().as_u16());
         }
-        assert_eq!(
-            interim,
-            [
-                StatusCode::EARLY_HINTS,
-                StatusCode::EARLY_HINTS,
-                StatusCode::CONTINUE
-            ]
-        );
+        assert_eq!(interim, [103, 103, 100]);
         upload.send_data("hello".into(), true).unwrap();
         assert_eq!(whole(response).await.body, b"hello");
     });
@@ -98,24 +82,17 @@ fn http2_callers_get_interim_responses_in_order() {
 
 #[test]
 fn a_backend_may_refuse_an_expected_body() {
-    let scene = Scene::service()
-        .agent_to(backend::start(|mut peer| {
-            peer.request_head().unwrap();
-            peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno");
-            assert!(peer.is_closed());
-        }))
-        .start();
+    let backend = backend::start(|mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno");
+        assert!(peer.is_closed());
+    });
+    let scene = Scene::service().agent_to(backend).start();
     let mut caller = scene.connect();
-    caller.send(scene.request(
-        "POST /",
-        "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
-    ));
-    let response = caller.response();
+    let response = caller.ask(scene.request("POST /", EXPECTING));
+    assert_eq!(response.status, 417);
     // No 100 was sent, so a body may or may not follow: the connection closes.
-    assert_eq!(
-        (response.status.as_u16(), response.header("connection")),
-        (417, "close")
-    );
+    assert_eq!(response.header("connection"), "close");
     assert!(caller.is_closed());
     scene.wait_until_slots_are_free();
 }
@@ -128,10 +105,7 @@ fn the_apex_answers_expect_100_continue() {
         "POST /oauth/token HTTP/1.1\r\nHost: eu1.gw.localhost\r\nExpect: 100-continue\r\n\
          Content-Length: 3\r\n\r\n",
     );
-    assert_eq!(
-        caller.response_head(&Method::POST).unwrap().status,
-        StatusCode::CONTINUE
-    );
-    caller.send("a=b");
-    assert_eq!(caller.response().status, 400);
+    let interim = caller.response_head(&Method::POST).unwrap();
+    assert_eq!(interim.status, StatusCode::CONTINUE);
+    assert_eq!(caller.ask("a=b").status, 400);
 }

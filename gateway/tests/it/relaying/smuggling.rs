@@ -2,16 +2,19 @@
 //! next message.
 
 use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 
 use gw_shared::http::Framing;
 use http::Method;
 
+use super::{OK, assert_answered};
 use crate::support::SOON;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST};
+use crate::support::peers::http1_peer::{Peer, Response};
 use crate::support::scene::Scene;
 
 /// A request as the backend received it.
@@ -22,71 +25,99 @@ struct Seen {
     body: Vec<u8>,
 }
 
-/// What a backend does after an answer.
+/// What a backend does behind a forged response.
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
     Reads,
     Closes,
 }
 
-/// A backend that reads bodies by their framing and answers by target. Reports every request.
+/// A response that a caller takes for the next one if it reads another framing than the gateway.
+const FORGED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
+
+/// A scene whose backend reads bodies by their framing and reports every request. It answers with
+/// [`OK`]; for the targets of `heads`, with what is beside the target and [`FORGED`].
 fn recording(
-    answer: impl Fn(&str) -> (&'static str, Then) + Send + Sync + 'static,
-) -> (String, Receiver<Seen>) {
+    heads: &'static [(&'static str, &'static str)],
+    then: Then,
+) -> (Scene, Receiver<Seen>) {
     let (sender, receiver) = mpsc::channel();
     let connections = AtomicUsize::new(0);
     let url = backend::start(move |mut peer| {
         let connection = connections.fetch_add(1, Ordering::Relaxed);
         while let Ok((head, body, _)) = peer.request() {
-            let (bytes, then) = answer(head.target.as_str());
-            sender
-                .send(Seen {
-                    connection,
-                    target: head.target.to_string(),
-                    body,
-                })
-                .unwrap();
-            peer.send(bytes);
+            let target = head.target.to_string();
+            let head = heads.iter().find(|(forged, _)| *forged == target);
+            let seen = Seen {
+                connection,
+                target,
+                body,
+            };
+            sender.send(seen).unwrap();
+            let Some((_, head)) = head else {
+                peer.send(OK);
+                continue;
+            };
+            peer.send(format!("{head}{FORGED}"));
             if then == Then::Closes {
                 return;
             }
         }
     });
-    (url, receiver)
+    (Scene::service().agent_to(url).start(), receiver)
 }
 
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+/// As [`recording`], with [`OK`] for all targets.
+fn recording_ok() -> (Scene, Receiver<Seen>) {
+    recording(&[], Then::Reads)
+}
 
 /// A request that the gateway would serve if it took it for one.
 fn smuggled(scene: &Scene) -> String {
     scene.get("/smuggled")
 }
 
-/// Asserts that the response announces the end of the connection and that nothing follows it.
-fn is_last(caller: &mut Caller, connection: &str, what: &str) {
-    assert_eq!(connection, "close", "{what}");
+/// Sends `request` on a new connection. Asserts that the response announces the end of the
+/// connection and that nothing follows it.
+#[track_caller]
+fn last_response(scene: &Scene, request: &str) -> Response {
+    let mut caller = scene.connect();
+    let response = caller.ask(request);
+    assert_last(&mut caller, &response, request);
+    response
+}
+
+#[track_caller]
+fn assert_last(caller: &mut Caller, response: &Response, what: &str) {
+    assert_eq!(response.header("connection"), "close", "{what}");
     assert!(caller.is_closed(), "{what}");
+}
+
+/// Asserts that a request is refused for its framing, and nothing of it served.
+#[track_caller]
+fn assert_refused(scene: &Scene, request: &str) {
+    let response = last_response(scene, request);
+    let (status, code) = (response.status.as_u16(), response.code());
+    assert_eq!((status, &*code), (400, "GW_BAD_REQUEST"), "{request}");
 }
 
 /// Asserts that the backend gets nothing but `expected`, each with this body, and the request of
 /// this function. That one follows on a connection of the pool whatever was sent there.
-fn is_all(scene: &Scene, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: &str) {
-    let mut caller = scene.connect();
-    caller.send(scene.get("/last"));
-    assert_eq!(caller.response().body, b"ok", "{what}");
-    for (target, body) in expected.iter().chain(&[("/last", &b""[..])]) {
-        let seen = seen.recv_timeout(SOON).unwrap();
-        assert_eq!(
-            (seen.target.as_str(), seen.body.as_slice()),
-            (*target, *body),
-            "{what}"
-        );
-    }
-    assert!(seen.try_recv().is_err(), "{what}");
-}
-
-fn upgrade(scene: &Scene, target: &str) -> String {
-    upgrade_with(scene, target, "")
+#[track_caller]
+fn assert_seen(scene: &Scene, seen: &Receiver<Seen>, expected: &[(&str, &str)], what: &str) {
+    let last = scene.connect().ask(scene.get("/last"));
+    assert_eq!(last.body, b"ok", "{what}");
+    let requests: Vec<Seen> = seen.try_iter().collect();
+    let requests: Vec<(&str, &[u8])> = requests
+        .iter()
+        .map(|seen| (&*seen.target, &*seen.body))
+        .collect();
+    let expected: Vec<(&str, &[u8])> = expected
+        .iter()
+        .chain(&[("/last", "")])
+        .map(|(target, body)| (*target, body.as_bytes()))
+        .collect();
+    assert_eq!(requests, expected, "{what}");
 }
 
 /// A request to switch protocols with this content.
@@ -101,228 +132,189 @@ fn upgrade_with(scene: &Scene, target: &str, content: &str) -> String {
 #[test]
 fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
     let (sender, seen) = mpsc::channel();
-    let scene = Scene::service()
-        .agent_to(backend::start(move |mut peer| {
-            let (head, content, _) = peer.request().unwrap();
-            let target = head.target.to_string();
-            let (status, fields) = target[1..].split_once('/').unwrap();
-            let fields = if fields == "upgrade" {
-                "Upgrade: websocket\r\n"
-            } else {
-                ""
-            };
-            peer.send(format!(
-                "HTTP/1.1 {status} X\r\n{fields}Content-Length: 2\r\n\r\nok"
-            ));
-            // The rest of the connection, up to its end.
-            let rest = peer.bytes(1);
-            sender
-                .send((target, content, rest.map_err(|error| error.kind())))
-                .unwrap();
-        }))
-        .start();
-    for (target, sent) in [
+    let backend = backend::start(move |mut peer| {
+        let (head, content, _) = peer.request().unwrap();
+        let target = head.target.to_string();
+        let status = &target[1..4];
+        let upgrade = if target.ends_with("/upgrade") {
+            "Upgrade: websocket\r\n"
+        } else {
+            ""
+        };
+        let fields = format!("{upgrade}Content-Length: 2\r\n");
+        peer.send(format!("HTTP/1.1 {status} X\r\n{fields}\r\nok"));
+        // The rest of the connection, up to its end.
+        let rest = peer.bytes(1).map_err(|error| error.kind());
+        sender.send((target, content, rest)).unwrap();
+    });
+    let scene = Scene::service().agent_to(backend).start();
+    for (target, content) in [
         ("/200/", ""),
         ("/200/upgrade", "content"),
         ("/403/", "content"),
         ("/426/upgrade", ""),
         ("/501/", "content"),
     ] {
-        let mut caller = scene.connect();
         // At once, so that the gateway has read all before it has an answer.
-        caller.send(upgrade_with(&scene, target, sent) + &smuggled(&scene));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_str(), response.body.as_slice()),
-            (&target[1..4], &b"ok"[..])
-        );
-        is_last(&mut caller, response.header("connection"), target);
-        let (path, content, rest) = seen.recv_timeout(SOON).unwrap();
-        assert_eq!(
-            (path.as_str(), content.as_slice(), rest),
-            (target, sent.as_bytes(), Err(ErrorKind::UnexpectedEof))
-        );
+        let request = upgrade_with(&scene, target, content) + &smuggled(&scene);
+        let response = last_response(&scene, &request);
+        assert_eq!(response.status.as_str(), &target[1..4]);
+        assert_eq!(response.body, b"ok", "{target}");
+        let end = Err(ErrorKind::UnexpectedEof);
+        let expected = (target.to_owned(), content.as_bytes().to_vec(), end);
+        assert_eq!(seen.recv_timeout(SOON), Ok(expected));
     }
     scene.wait_until_slots_are_free();
-    assert!(
-        seen.try_recv().is_err(),
-        "a second request reached the backend"
-    );
+    let more = seen.try_recv();
+    assert!(more.is_err(), "a second request reached the backend");
 }
 
 #[test]
 fn bytes_behind_an_upgrade_that_the_gateway_declines_are_dropped() {
-    let (url, seen) = recording(|_| (OK, Then::Reads));
-    let scene = Scene::service().agent_to(url).start();
+    let (scene, seen) = recording_ok();
     let unauthenticated = format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     );
-    let misdirected = upgrade(&scene, "/").replace(HOST, "demo--echo.eu2.gw.localhost");
+    let elsewhere = "demo--echo.eu2.gw.localhost";
+    let misdirected = upgrade_with(&scene, "/", "").replace(HOST, elsewhere);
     for (declined, code) in [
         (unauthenticated, "GW_AUTH_REQUIRED"),
         (misdirected, "GW_MISDIRECTED"),
     ] {
-        let mut caller = scene.connect();
-        caller.send(declined + &smuggled(&scene));
-        let response = caller.response();
+        let response = last_response(&scene, &(declined + &smuggled(&scene)));
         assert_eq!(response.code(), code);
-        is_last(&mut caller, response.header("connection"), code);
     }
-    is_all(&scene, &seen, &[], "declined by the gateway");
+    assert_seen(&scene, &seen, &[], "declined by the gateway");
+}
+
+/// What arrives at a backend that has not answered an upgrade, then behind its answer.
+type Arrived = Result<Vec<u8>, ErrorKind>;
+
+/// Answers with [`OK`]; switches protocols once `released`. The request says what to answer and how
+/// many bytes to report then.
+fn switch(mut peer: Peer<TcpStream>, arrived: &Sender<Arrived>, released: &Mutex<Receiver<()>>) {
+    while let Ok(head) = peer.request_head() {
+        if head.upgrade.is_none() {
+            peer.send(OK);
+            continue;
+        }
+        arrived.send(Ok(Vec::new())).unwrap();
+        let released = released.lock().unwrap_or_else(PoisonError::into_inner);
+        released.recv_timeout(SOON).unwrap();
+        peer.stream.set_nonblocking(true).unwrap();
+        let early = peer.stream.peek(&mut [0]).map_err(|error| error.kind());
+        peer.stream.set_nonblocking(false).unwrap();
+        arrived.send(early.map(|_| b"early".to_vec())).unwrap();
+        let value = |name: &str| head.headers[name].to_str().unwrap();
+        let accept = value("x-accept");
+        peer.send(format!(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Accept: {accept}\r\n\r\n"
+        ));
+        let count = value("x-count").parse().unwrap();
+        let behind = peer.bytes(count).map_err(|error| error.kind());
+        arrived.send(behind).unwrap();
+        return peer.send("switched");
+    }
 }
 
 #[test]
 fn bytes_behind_an_upgrade_wait_for_the_backend_to_switch() {
     let (arrived, arrivals) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
+    let (release, released) = mpsc::channel();
     let released = Mutex::new(released);
-    let scene = Scene::service()
-        .agent_to(backend::start(move |mut peer| {
-            while let Ok(head) = peer.request_head() {
-                if head.upgrade.is_none() {
-                    peer.send(OK);
-                    continue;
-                }
-                arrived.send(Ok(Vec::new())).unwrap();
-                released
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .recv_timeout(SOON)
-                    .unwrap();
-                peer.stream.set_nonblocking(true).unwrap();
-                let early = peer.stream.peek(&mut [0]).map_err(|error| error.kind());
-                peer.stream.set_nonblocking(false).unwrap();
-                arrived.send(early.map(|_| b"early".to_vec())).unwrap();
-                peer.send(
-                "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n",
-            );
-                peer.send(format!(
-                    "Sec-WebSocket-Accept: {}\r\n\r\n",
-                    head.headers["x-accept"].to_str().unwrap()
-                ));
-                let count = head.headers["x-count"].to_str().unwrap().parse().unwrap();
-                arrived
-                    .send(peer.bytes(count).map_err(|error| error.kind()))
-                    .unwrap();
-                return peer.send("switched");
-            }
-        }))
-        .start();
+    let backend = backend::start(move |peer| switch(peer, &arrived, &released));
+    let scene = Scene::service().agent_to(backend).start();
     let smuggled = smuggled(&scene);
-    let mut caller = scene.connect();
+    let count = smuggled.len();
     let fields = format!(
         "Connection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
-         X-Count: {}\r\n\r\n",
-        smuggled.len()
+         X-Count: {count}\r\n\r\n"
     );
+    let mut caller = scene.connect();
     caller.send(scene.request("GET /", &fields) + &smuggled);
-    assert_eq!(arrivals.recv_timeout(SOON).unwrap(), Ok(Vec::new()));
+    assert_eq!(arrivals.recv_timeout(SOON), Ok(Ok(Vec::new())));
     // A whole exchange on the same tunnel passes by what the gateway had sent before.
-    let mut other = scene.connect();
-    other.send(scene.get("/other"));
-    assert_eq!(other.response().body, b"ok");
+    assert_answered(&scene);
     release.send(()).unwrap();
-    assert_eq!(
-        arrivals.recv_timeout(SOON).unwrap(),
-        Err(ErrorKind::WouldBlock),
-        "bytes came before the 101"
-    );
+    let early = arrivals.recv_timeout(SOON).unwrap();
+    let nothing = Err(ErrorKind::WouldBlock);
+    assert_eq!(early, nothing, "bytes came before the 101");
     // Now they are bytes of the other protocol.
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
-    assert_eq!(
-        arrivals.recv_timeout(SOON).unwrap(),
-        Ok(smuggled.into_bytes())
-    );
+    let behind = arrivals.recv_timeout(SOON).unwrap();
+    assert_eq!(behind, Ok(smuggled.into_bytes()));
     assert_eq!(caller.bytes(8).unwrap(), b"switched");
     assert!(caller.is_closed());
 }
 
 #[test]
 fn a_request_with_content_length_and_transfer_encoding_is_refused() {
-    let (url, seen) = recording(|_| (OK, Then::Reads));
-    let scene = Scene::service().agent_to(url).start();
+    let (scene, seen) = recording_ok();
     let smuggled = smuggled(&scene);
     // For a reader of the length the smuggled request is of the body, for a reader of the coding it
     // follows, or the other way round.
-    let all = 5 + smuggled.len();
-    let some = 4;
-    let chunk = format!("{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len());
-    for fields in [
-        format!("Content-Length: {all}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!("Transfer-Encoding: chunked\r\nContent-Length: {all}\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!("Content-Length: {some}\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}"),
-        format!("Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}"),
-        format!("Content-Length: {all}\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!(
-            "Content-Length: {all}\r\nTransfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n\
-             {smuggled}"
-        ),
-        format!("Content-Length: {all}\r\nTransfer-Encoding:\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!(
-            "Content-Length: {all}\r\nTransfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n\r\n\
-             0\r\n\r\n{smuggled}"
-        ),
+    let behind = format!("\r\n0\r\n\r\n{smuggled}");
+    let all = format!("Content-Length: {}\r\n", behind.len() - 2);
+    let chunk = format!("\r\n{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len());
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    for rest in [
+        format!("{all}{chunked}{behind}"),
+        format!("{chunked}{all}{behind}"),
+        format!("Content-Length: 4\r\n{chunked}{chunk}"),
+        format!("Content-Length: 0\r\n{chunked}{chunk}"),
+        format!("{all}Transfer-Encoding: identity\r\n{behind}"),
+        format!("{all}Transfer-Encoding: identity, chunked\r\n{behind}"),
+        format!("{all}Transfer-Encoding:\r\n{behind}"),
+        format!("{all}Transfer-Encoding: x\r\n{chunked}{behind}"),
         // Naming a field in `Connection` does not remove it before it is checked.
-        format!(
-            "Connection: Content-Length\r\nContent-Length: {all}\r\nTransfer-Encoding: chunked\r\n\
-             \r\n0\r\n\r\n{smuggled}"
-        ),
+        format!("Connection: Content-Length\r\n{all}{chunked}{behind}"),
     ] {
-        let mut caller = scene.connect();
-        caller.send(scene.request("POST /", &fields));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (400, "GW_BAD_REQUEST"),
-            "{fields}"
-        );
-        is_last(&mut caller, response.header("connection"), &fields);
+        assert_refused(&scene, &scene.request("POST /", &rest));
     }
-    is_all(&scene, &seen, &[], "both framings");
+    assert_seen(&scene, &seen, &[], "both framings");
 }
 
-/// Sends two requests on one connection; returns the code of the first response. Asserts that the
-/// second request was answered by itself, on another connection of the backend.
-fn is_not_followed_by_a_forged_response(
-    scene: &Scene,
-    seen: &Receiver<Seen>,
-    target: &str,
-) -> String {
+/// Sends two requests on one connection. Asserts that the first response is refused, and the second
+/// request answered by itself, on another connection of the backend.
+#[track_caller]
+fn assert_not_followed_by_a_forged_response(scene: &Scene, seen: &Receiver<Seen>, target: &str) {
     let mut caller = scene.connect();
-    caller.send(scene.get(target));
-    let code = caller.response().code();
-    caller.send(scene.get("/next"));
-    assert_eq!(caller.response().body, b"ok", "{target}");
+    let code = caller.ask(scene.get(target)).code();
+    assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE", "{target}");
+    assert_eq!(caller.ask(scene.get("/next")).body, b"ok", "{target}");
     let [first, next] = [(); 2].map(|()| seen.recv_timeout(SOON).unwrap());
-    assert_eq!(
-        (first.target.as_str(), next.target.as_str()),
-        (target, "/next")
-    );
+    assert_eq!((&*first.target, &*next.target), (target, "/next"));
     assert_ne!(first.connection, next.connection, "{target}");
-    code
 }
 
 #[test]
 fn a_response_with_content_length_and_transfer_encoding_is_refused() {
-    let (url, seen) = recording(|target| match target {
-        "/length-first" => (
-            "HTTP/1.1 200 OK\r\nContent-Length: 47\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n\
-             HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
-            Then::Reads,
+    const HEADS: [(&str, &str); 2] = [
+        (
+            "/length-first",
+            "HTTP/1.1 200 OK\r\nContent-Length: 47\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         ),
-        "/coding-first" => (
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n\
-             HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
-            Then::Reads,
+        (
+            "/coding-first",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n",
         ),
-        _ => (OK, Then::Reads),
-    });
-    let scene = Scene::service().agent_to(url).start();
-    for target in ["/length-first", "/coding-first"] {
-        let code = is_not_followed_by_a_forged_response(&scene, &seen, target);
-        assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE", "{target}");
+    ];
+    let (scene, seen) = recording(&HEADS, Then::Reads);
+    for (target, _) in HEADS {
+        assert_not_followed_by_a_forged_response(&scene, &seen, target);
     }
+}
+
+#[test]
+fn an_http_1_0_response_with_a_transfer_encoding_is_refused() {
+    const HEAD: (&str, &str) = (
+        "/chunked",
+        "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    );
+    let (scene, seen) = recording(&[HEAD], Then::Reads);
+    assert_not_followed_by_a_forged_response(&scene, &seen, "/chunked");
 }
 
 fn as_http10(request: &str) -> String {
@@ -331,8 +323,7 @@ fn as_http10(request: &str) -> String {
 
 #[test]
 fn an_http_1_0_request_with_a_transfer_encoding_is_refused() {
-    let (url, seen) = recording(|_| (OK, Then::Reads));
-    let scene = Scene::service().agent_to(url).start();
+    let (scene, seen) = recording_ok();
     let smuggled = smuggled(&scene);
     for fields in [
         "Transfer-Encoding: chunked\r\n",
@@ -340,25 +331,15 @@ fn an_http_1_0_request_with_a_transfer_encoding_is_refused() {
         "Transfer-Encoding: identity\r\nConnection: keep-alive\r\n",
         "Transfer-Encoding: chunked\r\nContent-Length: 5\r\nConnection: keep-alive\r\n",
     ] {
-        let mut caller = scene.connect();
-        caller.send(as_http10(
-            &scene.request("POST /", &format!("{fields}\r\n0\r\n\r\n{smuggled}")),
-        ));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.code().as_str()),
-            (400, "GW_BAD_REQUEST"),
-            "{fields}"
-        );
-        is_last(&mut caller, response.header("connection"), fields);
+        let rest = format!("{fields}\r\n0\r\n\r\n{smuggled}");
+        assert_refused(&scene, &as_http10(&scene.request("POST /", &rest)));
     }
-    is_all(&scene, &seen, &[], "a coding in HTTP/1.0");
+    assert_seen(&scene, &seen, &[], "a coding in HTTP/1.0");
 }
 
 #[test]
 fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
-    let (url, seen) = recording(|_| (OK, Then::Reads));
-    let scene = Scene::service().agent_to(url).start();
+    let (scene, seen) = recording_ok();
     let smuggled = smuggled(&scene);
     for (line, fields) in [
         ("POST /", ""),
@@ -370,88 +351,54 @@ fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
         ("DELETE /", "Connection: keep-alive\r\n"),
         ("GET /", ""),
     ] {
-        let mut caller = scene.connect();
-        caller.send(as_http10(
-            &scene.request(line, &format!("{fields}\r\n{smuggled}")),
-        ));
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), response.body.as_slice()),
-            (200, &b"ok"[..]),
-            "{line} {fields:?}"
-        );
-        is_last(&mut caller, response.header("connection"), line);
-        is_all(&scene, &seen, &[("/", b"")], line);
+        let request = scene.request(line, &format!("{fields}\r\n{smuggled}"));
+        let response = last_response(&scene, &as_http10(&request));
+        assert_eq!(response.status, 200, "{line} {fields:?}");
+        assert_eq!(response.body, b"ok", "{line} {fields:?}");
+        assert_seen(&scene, &seen, &[("/", "")], line);
     }
-    // With a length, it is clear where the next request begins.
-    let mut caller = scene.connect();
+}
+
+#[test]
+fn a_request_behind_an_http_1_0_request_with_a_length_is_served() {
+    let (scene, seen) = recording_ok();
     let fields = "Connection: keep-alive\r\nContent-Length: 5\r\n\r\nhello";
-    caller.send(as_http10(&scene.request("POST /", fields)) + &smuggled);
+    let mut caller = scene.connect();
+    caller.send(as_http10(&scene.request("POST /", fields)) + &smuggled(&scene));
     for connection in ["keep-alive", ""] {
         let response = caller.response();
-        assert_eq!(
-            (response.header("connection"), response.body.as_slice()),
-            (connection, &b"ok"[..])
-        );
+        assert_eq!(response.header("connection"), connection);
+        assert_eq!(response.body, b"ok", "{connection:?}");
     }
-    is_all(
-        &scene,
-        &seen,
-        &[("/", b"hello"), ("/smuggled", b"")],
-        "with a length",
-    );
+    let expected = [("/", "hello"), ("/smuggled", "")];
+    assert_seen(&scene, &seen, &expected, "with a length");
 }
 
 #[test]
 fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
-    const FORGED: &str = "first HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
-    let (url, seen) = recording(|target| match target {
-        "/1.0" => (
-            "HTTP/1.0 200 OK\r\n\r\nfirst HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
-            Then::Closes,
+    const HEADS: [(&str, &str); 3] = [
+        ("/1.0", "HTTP/1.0 200 OK\r\n\r\n"),
+        (
+            "/1.0-keep-alive",
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n",
         ),
-        "/1.0-keep-alive" => (
-            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\nfirst HTTP/1.1 200 OK\r\n\
-             Content-Length: 6\r\n\r\nforged",
-            Then::Closes,
-        ),
-        "/1.1" => (
-            "HTTP/1.1 200 OK\r\n\r\nfirst HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
-            Then::Closes,
-        ),
-        "/1.0-chunked" => (
-            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\
-             \r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
-            Then::Reads,
-        ),
-        _ => (OK, Then::Reads),
-    });
-    let scene = Scene::service().agent_to(url).start();
-    let code = is_not_followed_by_a_forged_response(&scene, &seen, "/1.0-chunked");
-    assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
-    for target in ["/1.0", "/1.0-keep-alive", "/1.1"] {
+        ("/1.1", "HTTP/1.1 200 OK\r\n\r\n"),
+    ];
+    let (scene, seen) = recording(&HEADS, Then::Closes);
+    for (target, _) in HEADS {
         let mut caller = scene.connect();
-        caller.send(scene.get(target));
-        let response = caller.response();
+        let response = caller.ask(scene.get(target));
         // The caller's connection persists: there the body has a framing of its own.
-        assert_eq!(
-            (response.framing, response.body.as_slice()),
-            (Framing::Chunked, FORGED.as_bytes()),
-            "{target}"
-        );
-        caller.send(as_http10(&scene.request(
-            &format!("GET {target}"),
-            "Connection: keep-alive\r\n\r\n",
-        )));
-        let response = caller.response();
-        assert_eq!(
-            (response.framing, response.body.as_slice()),
-            (Framing::UntilClose, FORGED.as_bytes()),
-            "{target}"
-        );
-        is_last(&mut caller, response.header("connection"), target);
+        assert_eq!(response.framing, Framing::Chunked, "{target}");
+        assert_eq!(response.body, FORGED.as_bytes(), "{target}");
+        let line = format!("GET {target}");
+        let old = as_http10(&scene.request(&line, "Connection: keep-alive\r\n\r\n"));
+        let response = caller.ask(old);
+        assert_eq!(response.framing, Framing::UntilClose, "{target}");
+        assert_eq!(response.body, FORGED.as_bytes(), "{target}");
+        assert_last(&mut caller, &response, target);
         let [first, second] = [(); 2].map(|()| seen.recv_timeout(SOON).unwrap());
         assert_ne!(first.connection, second.connection, "{target}");
-        is_all(&scene, &seen, &[], target);
+        assert_seen(&scene, &seen, &[], target);
     }
 }

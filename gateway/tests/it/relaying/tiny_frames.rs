@@ -1,7 +1,6 @@
 //! Bodies in one-byte pieces for a receiver that does not read: memory use, and other requests on
 //! the same connection.
 
-use std::io::Write;
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,18 +9,19 @@ use std::time::Duration;
 use gw_shared::tunnel::window::LEAST;
 use http::Method;
 
-use crate::support::agents::modified_agent;
-use crate::support::agents::modified_agent::enroll;
+use super::{OK, assert_answered, crossings};
+use crate::support::agents::modified_agent::{self, enroll};
 use crate::support::agents::tunnel_frames::{begun, data, trailers};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame,
+    ACK, DATA, END_STREAM, SETTINGS, frame, headers, preface, request,
 };
 use crate::support::scene::{Plan, Scene};
 
+const HELD_BY_SOCKETS: &str = "the caller's socket buffers hold the whole response";
 /// Size of a large piece.
 const BLOCK: usize = 16 * 1024;
 
@@ -34,7 +34,7 @@ fn byte(number: usize) -> u8 {
 fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
     while let Ok(head) = peer.request_head() {
         if head.target.as_str() != "/tiny" {
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            peer.send(OK);
             continue;
         }
         peer.stream.set_write_timeout(None).unwrap();
@@ -43,11 +43,10 @@ fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
         while blocks.recv().is_ok() {
             peer.send([format!("{BLOCK:x}\r\n").as_bytes(), &[0; BLOCK], b"\r\n"].concat());
         }
-        let mut pieces = Vec::new();
-        (0..tiny)
-            .for_each(|number| pieces.extend([b'1', b'\r', b'\n', byte(number), b'\r', b'\n']));
+        let piece = |number| [b'1', b'\r', b'\n', byte(number), b'\r', b'\n'];
+        let mut pieces: Vec<u8> = (0..tiny).flat_map(piece).collect();
         pieces.extend(b"0\r\n\r\n");
-        if peer.stream.write_all(&pieces).is_err() {
+        if peer.try_send(&pieces).is_err() {
             return;
         }
     }
@@ -61,23 +60,12 @@ fn start(plan: impl FnOnce(Plan) -> Plan, tiny: usize) -> (Scene, Sender<()>) {
     (plan(Scene::service().agent_to(backend)).start(), more)
 }
 
-/// A caller with a small socket receive buffer.
-fn slow_caller(scene: &Scene) -> Caller {
-    let caller = scene.connect();
+/// Gives a caller a small socket receive buffer.
+fn slow(caller: Caller) -> Caller {
     socket2::SockRef::from(&caller.stream.sock)
         .set_recv_buffer_size(4096)
         .unwrap();
     caller
-}
-
-fn is_answered(scene: &Scene) {
-    let mut caller = scene.connect();
-    caller.send(scene.get("/"));
-    assert_eq!(caller.response().body, b"ok");
-}
-
-fn crossings(scene: &Scene) -> u64 {
-    scene.metrics().count("gw_requests_crossing_total")
 }
 
 /// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel
@@ -96,10 +84,7 @@ fn stalls_alone(scene: &Scene, more: Sender<()>, mut slow: Caller, tiny: usize) 
             std::thread::sleep(Duration::from_millis(5));
         } else {
             (blocks, unchanged) = (blocks + 1, 0);
-            assert!(
-                blocks < 10_000,
-                "the caller's socket buffers hold the whole response"
-            );
+            assert!(blocks < 10_000, "{HELD_BY_SOCKETS}");
             more.send(()).unwrap();
         }
     }
@@ -109,17 +94,12 @@ fn stalls_alone(scene: &Scene, more: Sender<()>, mut slow: Caller, tiny: usize) 
         assert_eq!(tunnel.generation, generation);
         (tunnel.held_bytes >= tiny / 4 * 3).then_some(())
     });
-    is_answered(scene);
+    assert_answered(scene);
     let (body, _) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
     assert_eq!(body.len(), blocks * BLOCK + tiny);
-    let pieces = &body[blocks * BLOCK..];
-    assert_eq!(
-        pieces
-            .iter()
-            .enumerate()
-            .position(|(number, got)| *got != byte(number)),
-        None
-    );
+    let mut pieces = body[blocks * BLOCK..].iter().enumerate();
+    let wrong = pieces.find(|(number, got)| **got != byte(*number));
+    assert_eq!(wrong, None);
     assert_eq!(tunnel().generation, generation);
 }
 
@@ -128,7 +108,7 @@ fn a_stalled_caller_does_not_end_the_tunnel() {
     // Three quarters of it take far more memory than their bytes, unless pieces are merged.
     const TINY: usize = 400_000;
     let (scene, more) = start(|plan| plan.workers(1), TINY);
-    stalls_alone(&scene, more, slow_caller(&scene), TINY);
+    stalls_alone(&scene, more, slow(scene.connect()), TINY);
 }
 
 #[test]
@@ -137,11 +117,10 @@ fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
     let (scene, more) = start(|plan| plan.hand_over("never"), TINY);
     for _ in 0..100 {
         let before = crossings(&scene);
-        let mut slow = slow_caller(&scene);
-        slow.send(scene.get("/"));
-        assert_eq!(slow.response().body, b"ok");
+        let mut caller = slow(scene.connect());
+        assert_eq!(caller.ask(scene.get("/")).body, b"ok");
         if crossings(&scene) > before {
-            return stalls_alone(&scene, more, slow, TINY);
+            return stalls_alone(&scene, more, caller, TINY);
         }
     }
     panic!("all connections reach the same worker");
@@ -152,10 +131,7 @@ fn pieces_and_trailers_keep_their_order() {
     let scene = Scene::service().agent().workers(1).start();
     let enrolled = enroll(&scene);
     let mut tunnel = enrolled.tunnel(&scene);
-    let mut slow = enrolled.caller(&scene);
-    socket2::SockRef::from(&slow.stream.sock)
-        .set_recv_buffer_size(4096)
-        .unwrap();
+    let mut slow = slow(enrolled.caller(&scene));
     slow.send(enrolled.get());
     let stream = tunnel.request();
     tunnel.0.send(begun(stream));
@@ -163,22 +139,13 @@ fn pieces_and_trailers_keep_their_order() {
     // Alternates small and large pieces until the socket buffers of the caller are full. The window
     // still has room.
     let mut sent = Vec::new();
-    let waits = |scene: &Scene| {
-        scene
-            .tunnels()
-            .iter()
-            .any(|tunnel| tunnel.held_bytes >= 100_000)
-    };
-    while !waits(&scene) {
-        assert!(
-            sent.len() < 100_000_000,
-            "the caller's socket buffers hold the whole response"
-        );
+    let waits = || enrolled.report(&scene).unwrap().held_bytes >= 100_000;
+    while !waits() {
+        assert!(sent.len() < 100_000_000, "{HELD_BY_SOCKETS}");
         let piece: Vec<u8> = (sent.len()..sent.len() + 10_000).map(byte).collect();
         let (small, large) = piece.split_at(100);
-        tunnel
-            .0
-            .send([data(stream, small), data(stream, large)].concat());
+        let frames = [data(stream, small), data(stream, large)];
+        tunnel.0.send(frames.concat());
         sent.extend(piece);
         tunnel.until_handled();
     }
@@ -198,39 +165,17 @@ fn an_unread_request_body_does_not_end_the_callers_connection() {
     let scene = Scene::service().agent().workers(1).start();
     let enrolled = enroll(&scene);
     let mut tunnel = enrolled.tunnel(&scene);
-    let mut caller = enrolled.http2_caller(&scene);
-    let request = |method| {
-        let of = [
-            (":method", method),
-            (":scheme", "https"),
-            (":path", "/"),
-            (":authority", modified_agent::HOST),
-        ];
-        [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()
+    let mut caller = Peer::new(enrolled.http2_caller(&scene));
+    let request = |stream, flags, method| {
+        let block = request(method, modified_agent::HOST, "/", Some(enrolled.key()));
+        headers(stream, flags, &block)
     };
-    caller.write_all(PREFACE).unwrap();
-    caller.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
-    caller
-        .write_all(&frame(HEADERS, END_HEADERS, 1, &request("POST")))
-        .unwrap();
-    caller.flush().unwrap();
+    caller.send([preface(&[]), request(1, 0, "POST")].concat());
     let first = tunnel.request();
     // The gateway's window is in force from the acknowledgement of its SETTINGS on.
-    caller.write_all(&frame(SETTINGS, ACK, 0, &[])).unwrap();
-    caller
-        .write_all(&frame(DATA, 0, 1, &[0; FIRST]).repeat(FRAMES))
-        .unwrap();
-    caller
-        .write_all(&frame(DATA, 0, 1, b"x").repeat(TINY))
-        .unwrap();
-    caller
-        .write_all(&frame(
-            HEADERS,
-            END_HEADERS | END_STREAM,
-            3,
-            &request("GET"),
-        ))
-        .unwrap();
-    caller.flush().unwrap();
+    caller.send(frame(SETTINGS, ACK, 0, &[]));
+    caller.send(frame(DATA, 0, 1, &[0; FIRST]).repeat(FRAMES));
+    caller.send(frame(DATA, 0, 1, b"x").repeat(TINY));
+    caller.send(request(3, END_STREAM, "GET"));
     assert_ne!(tunnel.request(), first);
 }

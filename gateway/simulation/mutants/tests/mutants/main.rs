@@ -25,8 +25,8 @@ use list::{MUTANTS, Mutant};
 /// Seeds in which each mutant must be found.
 const SEEDS: u64 = 10_000;
 /// Environment variable with the names of mutants to find, separated by commas. All if it is not
-/// set.
-const ONLY: &str = "GW_MUTANTS";
+/// set. The programs inherit it, and complain of variables that begin with `GW_`.
+const ONLY: &str = "MUTANTS";
 
 type Failure = Box<dyn Error>;
 

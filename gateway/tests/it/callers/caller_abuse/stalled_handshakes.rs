@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::eventually;
 use crate::support::peers::is_open;
-use crate::support::peers::proxy_protocol::{socket_from, tcp4_of};
+use crate::support::peers::proxy_protocol::{socket_from, tcp4_of, trusted};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
 
@@ -35,14 +35,13 @@ fn ends_the_oldest(served: &Served, stall: impl Fn() -> TcpStream, other: impl F
         eventually("no connection of an earlier attempt is left", || {
             (served.metrics().count("gw_connections") == 0).then_some(())
         });
-        let (before, began) = (gave_way(served), Instant::now());
+        let before = gave_way(served);
+        let began = Instant::now();
         let others = [other(), other()];
         let mut stalled: Vec<TcpStream> = (0..=PER_ADDRESS).map(|_| stall()).collect();
         let end = stalled[0].read(&mut [0]);
-        let (count, are_open) = (
-            gave_way(served) - before,
-            stalled[1..].iter().chain(&others).all(is_open),
-        );
+        let count = gave_way(served) - before;
+        let are_open = stalled[1..].iter().chain(&others).all(is_open);
         let is_in_time = began.elapsed() < IN_TIME;
         if is_in_time {
             let end = end.unwrap_or_else(|error| panic!("the oldest one goes on: {error}"));
@@ -62,18 +61,13 @@ fn an_address_with_its_share_of_stalled_handshakes_loses_its_own_oldest_one() {
 
 #[test]
 fn a_client_that_a_proxy_announces_has_the_share_of_an_address_and_the_proxy_none() {
-    let served =
-        start("trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n");
-    let announce = |client: [u8; 4]| {
+    let served = start(&trusted(&[("127.0.0.1", "required")]));
+    let announce = |client| {
         let mut stream = socket_from(Ipv4Addr::LOCALHOST, served.address);
-        stream.write_all(&tcp4_of(client)).unwrap();
+        stream.write_all(&tcp4_of([198, 51, 100, client])).unwrap();
         stream
     };
-    ends_the_oldest(
-        &served,
-        || announce([198, 51, 100, 1]),
-        || announce([198, 51, 100, 2]),
-    );
+    ends_the_oldest(&served, || announce(1), || announce(2));
 }
 
 #[test]

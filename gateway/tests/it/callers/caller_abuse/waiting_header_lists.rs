@@ -6,11 +6,12 @@ use std::net::Ipv4Addr;
 
 use http::Method;
 
+use crate::callers::with_one_worker;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_frames::{
-    CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, block,
-    frame, indexed,
+    CONTINUATION, END_HEADERS, END_STREAM, Frame, HEADERS, LAST, NO_WINDOW, PING, RST_STREAM,
+    block, frame, headers, indexed, preface,
 };
 use crate::support::peers::proxy_protocol::socket_from;
 use crate::support::peers::{backend, is_open};
@@ -26,10 +27,6 @@ const STREAMS: u32 = 100;
 const CONNECTION: usize = 8 * 1024 * 1024;
 /// Fields in a list that is just below the limit of 128 KiB, each of 33 bytes (RFC 7541 §4.1).
 const MANY: usize = 3800;
-
-const SETTINGS_INITIAL_WINDOW_SIZE: u16 = 4;
-/// Index of the latest field of the decoder's table (RFC 7541 §2.3.3).
-const LATEST: u8 = 0x80 | 62;
 
 /// Fields of a POST, with the key of the service if there is one.
 fn post<'a>(key: Option<&'a str>, others: &[(&'a str, &'a str)]) -> Vec<u8> {
@@ -66,9 +63,8 @@ fn with_trailers(stream: u32, fields: &[u8], trailers: &[u8]) -> Vec<u8> {
 
 /// The frames of one connection: `request` makes those of a stream.
 fn connection(request: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
-    let no_window = [&SETTINGS_INITIAL_WINDOW_SIZE.to_be_bytes()[..], &[0; 4]].concat();
     let requests = (0..STREAMS).flat_map(|number| request(2 * number + 1));
-    let mut frames = [PREFACE, &frame(SETTINGS, 0, 0, &no_window)].concat();
+    let mut frames = preface(NO_WINDOW);
     frames.extend(requests);
     frames.extend(frame(PING, 0, 0, b"the last"));
     frames
@@ -80,24 +76,24 @@ fn send(about: &About, frames: &[u8]) -> Tls {
     let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
     stream.write_all(frames).unwrap();
     stream.flush().unwrap();
-    while receive(&mut stream).0 != PING {}
+    until(&mut stream, PING);
     stream
 }
 
-/// Kind and stream of the next frame.
-fn receive(stream: &mut Tls) -> (u8, u32) {
-    let mut head = [0; 9];
-    stream.read_exact(&mut head).unwrap();
-    let [a, b, c, kind, _, id @ ..] = head;
-    let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-    stream.read_exact(&mut payload).unwrap();
-    (kind, u32::from_be_bytes(id))
+/// Receives frames up to one of this kind. Returns the stream of that.
+fn until(stream: &mut Tls, kind: u8) -> u32 {
+    loop {
+        let frame = Frame::read(stream).unwrap();
+        if frame.kind == kind {
+            return frame.stream;
+        }
+    }
 }
 
 /// What waits in each case, and the frames of a connection.
 fn cases(key: &str) -> [(&'static str, Vec<u8>); 7] {
-    let repeated = [indexed("x", ""), vec![LATEST; MANY]].concat();
-    let cookies = [indexed("cookie", ""), vec![LATEST; 3000]].concat();
+    let repeated = [indexed("x", ""), vec![LAST; MANY]].concat();
+    let cookies = [indexed("cookie", ""), vec![LAST; 3000]].concat();
     let distinct: Vec<String> = (0..1800).map(|number| format!("x{number}")).collect();
     let distinct: Vec<(&str, &str)> = distinct.iter().map(|name| (name.as_str(), "")).collect();
     let distinct = block(&distinct);
@@ -154,7 +150,7 @@ fn header_lists_that_wait_are_bounded() {
             }
         }
     });
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let _agent = prepared.run_agent(gateway.address.port(), &backend);
     prepared.wait_for_tunnel(gateway.address);
     let about = prepared.about(gateway.address);
@@ -200,11 +196,12 @@ fn incomplete_heads_of_an_address_are_bounded() {
     const HEAD: usize = 144 * 1024;
     const BLOCK: usize = 800 * 1024;
     let prepared = Prepared::new();
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let about = prepared.about(gateway.address);
-    let begin = |last: u8, alpn: &[u8], bytes: &[u8]| {
+    let begin = |last: u8, alpn: &str, bytes: &[u8]| {
         let socket = socket_from(Ipv4Addr::new(127, 0, 0, last), gateway.address);
-        let mut stream = Tls::new(session(&about, HOST, &[alpn], None), socket);
+        let alpn = [alpn.as_bytes()];
+        let mut stream = Tls::new(session(&about, HOST, &alpn, None), socket);
         stream.write_all(bytes).unwrap();
         stream.flush().unwrap();
         stream
@@ -213,51 +210,46 @@ fn incomplete_heads_of_an_address_are_bounded() {
     let fields: Vec<String> = (0..1500).map(|number| format!("x{number}")).collect();
     let fields: Vec<(&str, &str)> = fields.iter().map(|name| (name.as_str(), "")).collect();
     let block = frame(HEADERS, 0, 1, &[post(None, &[]), block(&fields)].concat());
-    let block = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &block].concat();
+    let block = [preface(&[]), block].concat();
     let head = unfinished_head().into_bytes();
-    let cases: [(&[u8], &[u8], usize, usize); 2] = [
-        (b"http/1.1", &head, PER_ADDRESS, HEAD),
-        (b"h2", &block, BLOCKS_PER_ADDRESS, BLOCK),
+    let cases: [(&str, &[u8], usize, usize); 2] = [
+        ("http/1.1", &head, PER_ADDRESS, HEAD),
+        ("h2", &block, BLOCKS_PER_ADDRESS, BLOCK),
     ];
     for (alpn, bytes, most, memory) in cases {
         drop(begin(3, alpn, bytes));
         let before = gateway.resident();
         let mut flood: Vec<Tls> = (0..most).map(|_| begin(3, alpn, bytes)).collect();
-        let mut bystander = begin(2, b"http/1.1", &head);
+        let mut bystander = begin(2, "http/1.1", &head);
         flood.extend((0..32).map(|_| begin(3, alpn, bytes)));
         eventually("the oldest heads have given way", || {
             (open(&flood) <= most).then_some(())
         });
         let growth = gateway.resident().saturating_sub(before);
-        eprintln!("{} KiB for {most} heads", growth / 1024);
-        assert!(growth <= most * memory + 4 * 1024 * 1024, "{growth}");
+        eprintln!("{} KiB for {most} heads of {alpn}", growth / 1024);
+        let limit = most * memory + 4 * 1024 * 1024;
+        assert!(growth <= limit, "{alpn}: {growth}");
         // The request of another address goes on.
         bystander.write_all(b"\r\n\r\n").unwrap();
         let mut status = [0; 12];
         bystander.read_exact(&mut status).unwrap();
-        assert_eq!(&status, b"HTTP/1.1 502");
+        assert_eq!(&status, b"HTTP/1.1 502", "{alpn}");
     }
 }
 
 #[test]
 fn requests_without_data_that_do_not_end_are_bounded() {
     let prepared = Prepared::new();
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let gateway = with_one_worker(&prepared);
     let about = prepared.about(gateway.address);
     let frames = connection(|stream| {
         let head = post(None, &[("content-length", "0")]);
-        frame(HEADERS, END_HEADERS, stream, &head)
+        headers(stream, 0, &head)
     });
     let mut all: Vec<Tls> = (0..3).map(|_| send(&about, &frames)).collect();
     // 300 requests wait, of which an address may have 256: the oldest is reset, and its connection
     // goes on.
-    let reset = loop {
-        let (kind, stream) = receive(&mut all[0]);
-        if kind == RST_STREAM {
-            break stream;
-        }
-    };
-    assert_eq!(reset, 1);
+    assert_eq!(until(&mut all[0], RST_STREAM), 1);
     all[0].write_all(&frame(PING, 0, 0, b"the next")).unwrap();
-    while receive(&mut all[0]).0 != PING {}
+    until(&mut all[0], PING);
 }

@@ -1,6 +1,7 @@
 //! `gw-gateway region` and `gw-gateway doctor` with a region on a real PostgreSQL.
 
 mod doctor;
+mod status;
 mod transfer;
 
 use std::fs;
@@ -12,13 +13,15 @@ use serde_json::Value;
 
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process::{config_text, gw_gateway};
+use crate::support::processes::region::Region;
 use crate::support::programs;
 
 /// Exit code and output of a command.
-struct Ended {
-    code: i32,
-    out: String,
-    err: String,
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) code: i32,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 fn end(command: &mut Command) -> Ended {
@@ -31,7 +34,47 @@ fn end(command: &mut Command) -> Ended {
     }
 }
 
-/// A node: its configuration, key and data in one folder.
+/// Asserts that `text` contains each of `parts`.
+#[track_caller]
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+}
+
+impl Ended {
+    /// The output of a command that succeeds.
+    #[track_caller]
+    pub(super) fn done(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (0, ""), "{self:?}");
+        self.out
+    }
+
+    /// Asserts that the command failed with this exit code and without output, and that its message
+    /// contains each of `parts`.
+    #[track_caller]
+    pub(super) fn assert_failed(&self, code: i32, parts: &[&str]) {
+        assert_eq!((self.code, self.out.as_str()), (code, ""), "{self:?}");
+        assert_says(&self.err, parts);
+    }
+}
+
+/// `gw-gateway region` with these arguments, and the configuration of a node that runs.
+pub(super) fn run(region: &Region, node: usize, arguments: &[&str]) -> Ended {
+    let admin_address = region.node(node).admin_address.to_string();
+    let mut command = gw_gateway();
+    command.arg("region").args(arguments).arg("--config");
+    end(command
+        .arg(region.config(node))
+        .env("GW_ADMIN_LISTEN", admin_address))
+}
+
+/// What `region status` says as JSON, with the configuration of a node that runs.
+pub(super) fn stored_status(region: &Region, node: usize) -> Value {
+    serde_json::from_str(&run(region, node, &["status", "--json"]).done()).unwrap()
+}
+
+/// A node that does not run: its configuration, key and data in one folder.
 struct Node(tempfile::TempDir);
 
 impl Node {
@@ -39,6 +82,24 @@ impl Node {
         let node = Self(tempfile::tempdir().unwrap());
         node.configure(store, "");
         node
+    }
+
+    /// A server with an empty database, and a node on it; `None` if PostgreSQL is not installed and
+    /// may be missing.
+    fn with_database() -> Option<(Postgres, Self)> {
+        if !programs::usable(&["postgresql"]) {
+            return None;
+        }
+        let server = Postgres::start();
+        let node = Self::new(&server.url());
+        Some((server, node))
+    }
+
+    /// As [`Self::with_database`]; the node has created a region.
+    fn with_region() -> Option<(Postgres, Self)> {
+        let (server, node) = Self::with_database()?;
+        node.succeed("init");
+        Some((server, node))
     }
 
     fn configure(&self, store: &str, more: &str) {
@@ -75,217 +136,112 @@ impl Node {
             .arg(self.config()))
     }
 
-    /// Runs a command that must fail with `code`; returns its message.
-    fn refused(&self, line: &str, code: i32) -> String {
-        let Ended {
-            code: ended,
-            out,
-            err,
-        } = self.region(line);
-        assert_eq!((ended, out.as_str()), (code, ""), "{line}: {err}");
-        err
-    }
-
+    #[track_caller]
     fn succeed(&self, line: &str) -> String {
-        let Ended { code, out, err } = self.region(line);
-        assert_eq!((code, err.as_str()), (0, ""), "{line}: {out}");
-        out
+        self.region(line).done()
     }
 
+    #[track_caller]
     fn status(&self) -> Value {
         serde_json::from_str(&self.succeed("status --json")).unwrap()
+    }
+
+    /// Replaces text of the configuration.
+    fn edit(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.config()).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(self.config(), text.replace(from, to)).unwrap();
     }
 
     fn copy_key_from(&self, other: &Self) {
         fs::copy(other.path("region.key"), self.path("region.key")).unwrap();
     }
+
+    /// Writes a key that is not the key of the region.
+    fn write_another_key(&self) {
+        let key = self.path("region.key");
+        fs::write(&key, "5a".repeat(32)).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
+#[test]
+fn a_database_without_a_region_is_named() {
+    let Some((_server, node)) = Node::with_database() else {
+        return;
+    };
+    let advice = "holds no region: create one with `gw-gateway region init`";
+    for command in ["status", "import folder", "export folder"] {
+        node.region(command).assert_failed(1, &[advice]);
+    }
+    assert_eq!(node.region("join").code, 1);
 }
 
 #[test]
 fn a_region_is_created_once_with_its_key() {
-    if !programs::usable(&["postgresql"]) {
+    let Some((_server, node)) = Node::with_database() else {
         return;
-    }
-    let server = Postgres::start();
-    let node = Node::new(&server.url());
-    for command in ["status", "import folder", "export folder"] {
-        node.refused(command, 1);
-    }
-    assert!(
-        node.refused("status", 1)
-            .contains("holds no region: create one with `gw-gateway region init`")
-    );
-    assert_eq!(node.region("join").code, 1);
-
+    };
     let out = node.succeed("init");
     let key = node.path("region.key");
-    assert!(
-        out.starts_with("Created the region eu1.gw.localhost in postgres://gw@"),
-        "{out}"
-    );
-    assert!(
-        out.contains(&format!(
-            "{} (created with mode 0600)\nNext:\n",
-            key.display()
-        )),
-        "{out}"
-    );
+    let created = "Created the region eu1.gw.localhost in postgres://gw@";
+    assert!(out.starts_with(created), "{out}");
+    let made = format!("{} (created with mode 0600)\nNext:\n", key.display());
+    assert_says(&out, &[&made]);
     let text = fs::read_to_string(&key).unwrap();
     assert!(text.len() == 65 && text.trim_end().bytes().all(|byte| byte.is_ascii_hexdigit()));
-    assert_eq!(
-        fs::metadata(&key).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    let mode = fs::metadata(&key).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
     let out = node.succeed("join");
-    assert!(
-        out.contains("ok       region key") && out.contains("\nThis node can join. Start it: "),
-        "{out}"
-    );
+    let joins = "\nThis node can join. Start it: ";
+    assert_says(&out, &["ok       region key", joins]);
 
-    let again = node.refused("init", 1);
-    assert!(
-        again.contains(
-            "holds the region eu1.gw.localhost already (revision 0); nothing was changed"
-        ),
-        "{again}"
-    );
-    assert_eq!(
-        fs::read_to_string(&key).unwrap(),
-        text,
-        "the key is never replaced"
-    );
-
-    another_node_needs_the_key(&server, &node);
+    let exists = "holds the region eu1.gw.localhost already (revision 0); nothing was changed";
+    node.region("init").assert_failed(1, &[exists]);
+    let unchanged = fs::read_to_string(&key).unwrap();
+    assert_eq!(unchanged, text, "the key is never replaced");
 }
 
-fn another_node_needs_the_key(server: &Postgres, node: &Node) {
+#[test]
+fn another_node_needs_the_key_of_the_region() {
+    let Some((server, node)) = Node::with_region() else {
+        return;
+    };
     let second = Node::new(&server.url());
-    let missing = second.refused("init", 1);
-    assert!(
-        missing.contains("region.key: No such file")
-            && missing.contains("copy its key from another"),
-        "{missing}"
-    );
+    let missing = ["region.key: No such file", "copy its key from another"];
+    second.region("init").assert_failed(1, &missing);
     assert!(!second.path("region.key").exists());
-    fs::write(second.path("region.key"), "5a".repeat(32)).unwrap();
-    fs::set_permissions(second.path("region.key"), fs::Permissions::from_mode(0o600)).unwrap();
-    let other = second.refused("init", 1);
-    assert!(
-        other.contains("the region key differs from the key of the other nodes"),
-        "{other}"
-    );
+    second.write_another_key();
+    let differs = "the region key differs from the key of the other nodes";
+    second.region("init").assert_failed(1, &[differs]);
     let Ended { code, out, .. } = second.region("join");
-    assert!(
-        code == 1
-            && out.contains("FAILED   region key")
-            && out.contains("copy the key from a node"),
-        "{out}"
-    );
-    second.copy_key_from(node);
+    assert_eq!(code, 1, "{out}");
+    assert_says(&out, &["FAILED   region key", "copy the key from a node"]);
+    second.copy_key_from(&node);
     second.succeed("join");
 }
 
 #[test]
 fn a_region_that_cannot_be_created_says_why() {
     let node = Node::new("sqlite");
-    let sqlite = node.refused("init", 2);
-    assert!(
-        sqlite.contains("store: it is \"sqlite\"; a region needs PostgreSQL"),
-        "{sqlite}"
-    );
+    let sqlite = "store: it is \"sqlite\"; a region needs PostgreSQL";
+    node.region("init").assert_failed(2, &[sqlite]);
     node.configure("postgres://gw@127.0.0.1:1/gw", "");
+    node.write_another_key();
+    let away = ["PostgreSQL does not answer: 127.0.0.1:", "refused"];
     for command in ["init", "status", "import folder", "export folder"] {
-        fs::write(node.path("region.key"), "5a".repeat(32)).unwrap();
-        fs::set_permissions(node.path("region.key"), fs::Permissions::from_mode(0o600)).unwrap();
-        let away = node.refused(command, 1);
-        assert!(
-            away.contains("PostgreSQL does not answer: 127.0.0.1:") && away.contains("refused"),
-            "{away}"
-        );
+        node.region(command).assert_failed(1, &away);
     }
-    if !programs::usable(&["postgresql"]) {
-        return;
-    }
-    let server = Postgres::start();
-    node.configure(&server.url(), "");
-    fs::remove_file(node.path("region.key")).unwrap();
-    let text = fs::read_to_string(node.config())
-        .unwrap()
-        .replace("region.key", "none/region.key");
-    fs::write(node.config(), text).unwrap();
-    let missing = node.refused("init", 1);
-    assert!(
-        missing.contains("none/region.key: No such file or directory"),
-        "{missing}"
-    );
-    assert_eq!(
-        server.sql("SELECT to_regclass('gw.region') IS NULL"),
-        "t",
-        "no region without a key"
-    );
 }
 
 #[test]
-fn the_status_names_engine_region_records_and_the_last_change() {
-    if !programs::usable(&["postgresql"]) {
+fn a_region_whose_key_cannot_be_written_is_not_created() {
+    let Some((server, node)) = Node::with_database() else {
         return;
-    }
-    let server = Postgres::start();
-    let node = Node::new(&server.url());
-    node.succeed("init");
-    let empty = node.status();
-    assert_eq!(
-        (&empty["region"]["revision"], &empty["last_change"]),
-        (&0.into(), &Value::Null)
-    );
-    assert_eq!(
-        (&empty["key_problem"], &empty["engine"]["is_primary"]),
-        (&Value::Null, &true.into())
-    );
-    assert_eq!(empty["engine"]["replication"], "none");
-
-    server.sql(
-        "BEGIN; UPDATE gw.region SET revision = 7;
-         INSERT INTO gw.records VALUES ('account', 'acme', '{}', 7, ''),
-             ('account', 'b', '{1}', 7, ''),
-             ('agent', 'x', '', 7, '');
-         INSERT INTO gw.audit VALUES (7, 1795234532, 'admin', 'account.create', NULL, 'acme', '{}');
-         INSERT INTO gw.changes VALUES (7, gen_random_uuid(), 'node1', now(), '', ''); COMMIT",
-    );
-    let status = node.status();
-    let count = |kind: &str| {
-        let records = status["records"].as_array().unwrap().iter();
-        let of_kind = records
-            .clone()
-            .find(|of_kind| of_kind["kind"] == kind)
-            .unwrap();
-        (
-            of_kind["count"].as_i64().unwrap(),
-            of_kind["bytes"].as_i64().unwrap(),
-        )
     };
-    assert_eq!(
-        (count("account"), count("agent"), count("audit")),
-        ((2, 5), (1, 0), (1, 2))
-    );
-    let out = node.succeed("status");
-    let words = out.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in [
-        "standby none ",
-        "region eu1.gw.localhost region id ",
-        "region key of this node equal revision 7 ",
-        "last change 2026-11-21T04:15:32Z by admin on node1, account.create schema 5 feature level \
-         1 ",
-        "KIND COUNT BYTES account 2 5 agent 1 0 audit 1 2",
-    ] {
-        assert!(words.contains(part), "{part}: {out}");
-    }
-    fs::remove_file(node.path("region.key")).unwrap();
-    assert!(
-        node.status()["key_problem"]
-            .as_str()
-            .unwrap()
-            .contains("No such file"),
-        "the key is not needed"
-    );
+    node.edit("region.key", "none/region.key");
+    let missing = "none/region.key: No such file or directory";
+    node.region("init").assert_failed(1, &[missing]);
+    let is_missing = server.sql("SELECT to_regclass('gw.region') IS NULL");
+    assert_eq!(is_missing, "t", "no region without a key");
 }

@@ -12,7 +12,7 @@ use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use http::Method;
 use serde_json::json;
 
-use super::{any_path, charged, pattern, with_agent};
+use super::{any_path, assert_trailers_pass, charged, error, is_echoed, pattern, with_agent};
 use crate::support::agents::in_process::Agent;
 use crate::support::agents::tunnel_frames;
 use crate::support::eventually;
@@ -33,7 +33,7 @@ struct World {
     gates: [Gate; 2],
     /// Connections of the owner to the other node.
     back: Gate,
-    _agent: Agent,
+    agent: Option<Agent>,
 }
 
 impl World {
@@ -61,8 +61,16 @@ impl World {
             third,
             gates,
             back,
-            _agent: agent,
+            agent: Some(agent),
         }
+    }
+
+    /// Ends the agent, and waits until its tunnel has ended.
+    fn end_agent(&mut self) {
+        drop(self.agent.take());
+        eventually("the tunnel has ended", || {
+            self.nodes.tunnels(self.owner).is_empty().then_some(())
+        });
     }
 
     /// Sends a request to the other node.
@@ -86,39 +94,32 @@ impl World {
     /// Cuts the other node from the owner, and waits until its requests go by the third.
     fn cut(&self) {
         self.gates[0].set(Passage::Stalled);
-        assert_eq!(self.send("GET /none", "\r\n").response().status, 204);
+        self.assert_served();
         assert_eq!(self.passed_on(), 1);
+    }
+
+    /// Asserts that the backend answers a request to the other node.
+    #[track_caller]
+    fn assert_served(&self) {
+        let response = self.send("GET /none", "\r\n").response();
+        assert_eq!(response.status, 204);
     }
 }
 
 #[test]
 fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
     let world = World::start(&any_path());
-    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    world.assert_served();
     assert_eq!(world.passed_on(), 0);
     world.cut();
+    let connect = || world.nodes.connect(world.other);
     for length in [0, 3, 65_536, 65_537, 3_000_000] {
-        let body = pattern(length);
         for path in ["/whole", "/chunked"] {
-            let mut caller = world.send(
-                &format!("POST {path}"),
-                &format!("Content-Length: {length}\r\n\r\n"),
-            );
-            caller.send(&body);
-            let response = caller.response();
-            assert!(
-                response.status == 200 && response.body == body,
-                "{path} {length}: {response:?}"
-            );
+            let is_echoed = is_echoed(&world.nodes, &mut connect(), path, length);
+            assert!(is_echoed, "{path} {length}");
         }
     }
-    let mut caller = world.send("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n");
-    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
-    let response = caller.response();
-    assert_eq!(
-        (&response.body[..], &response.trailers["x-check"]),
-        (&b"hello"[..], &"7".parse().unwrap())
-    );
+    assert_trailers_pass(&world.nodes, &mut connect());
     let mut switched = world.send(
         "GET /",
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
@@ -132,7 +133,7 @@ fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
     world.gates[0].set(Passage::Open);
     eventually("the owner answers", || {
         let before = world.passed_on();
-        assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+        world.assert_served();
         (world.passed_on() == before).then_some(())
     });
     switched.send("b");
@@ -142,7 +143,7 @@ fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
 #[test]
 fn requests_go_by_a_third_node_while_connections_to_the_owner_are_refused() {
     let mut world = World::start(&any_path());
-    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    world.assert_served();
     let (refused, _held) = gw_local_region::hold(0).unwrap();
     let refused = ([127, 0, 0, 1], refused).into();
     let open = world.gates[0].address;
@@ -154,7 +155,7 @@ fn requests_go_by_a_third_node_while_connections_to_the_owner_are_refused() {
     assert_eq!(long.response().body, pattern(70_000));
     assert_eq!(world.passed_on(), 2);
     world.lead_to_owner(open);
-    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    world.assert_served();
     assert_eq!(world.passed_on(), 2);
 }
 
@@ -172,11 +173,7 @@ fn a_safe_request_moves_once_after_a_third_node_has_lost_the_owner() {
     // The other node reaches the owner again before the third one has lost it.
     world.gates[1].set(Passage::Stalled);
     world.gates[0].set(Passage::Open);
-    let response = other.response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (502, "GW_RELAY_ERROR")
-    );
+    assert_eq!(error(&other.response()), "502 GW_RELAY_ERROR");
     held.wait_for_held();
     (0..3).for_each(|_| held.release());
     assert_eq!(safe.response().body, b"00000000");
@@ -197,34 +194,20 @@ fn a_body_that_waits_by_way_of_a_third_node_is_not_lost_with_the_owner() {
             peer.send("HTTP/1.1 204 No Content\r\n\r\n");
         }
     });
-    let world = World::start(&backend);
+    let mut world = World::start(&backend);
     world.cut();
-    let World {
-        mut nodes,
-        owner,
-        other,
-        third,
-        gates,
-        _agent: agent,
-        ..
-    } = world;
-    drop(agent);
-    eventually("the tunnel has ended", || {
-        nodes.tunnels(owner).is_empty().then_some(())
-    });
-    let mut caller = nodes.connect(other);
-    let head = format!("Content-Length: {BODY}\r\n\r\n");
-    caller.send(nodes.request("POST /", &head));
+    world.end_agent();
+    let mut caller = world.send("POST /", &format!("Content-Length: {BODY}\r\n\r\n"));
     caller.send(pattern(BODY));
-    let requests = |node| nodes.metrics(node).count("gw_node_requests");
+    let requests = |node| world.nodes.metrics(node).count("gw_node_requests");
     eventually("the request waits at the owner without its body", || {
-        let waits = requests(owner) == 1 && requests(third) == 1;
-        let holds_no_body = WAITING.contains(&charged(&nodes, third));
+        let waits = requests(world.owner) == 1 && requests(world.third) == 1;
+        let holds_no_body = WAITING.contains(&charged(&world.nodes, world.third));
         (waits && holds_no_body).then_some(())
     });
-    gates[1].set(Passage::Stalled);
-    nodes.place_at(other, &[other]);
-    let _agent = nodes.run_agent(other, &backend);
+    world.gates[1].set(Passage::Stalled);
+    world.nodes.place_at(world.other, &[world.other]);
+    let _agent = world.nodes.run_agent(world.other, &backend);
     assert_eq!(caller.response().status, 204);
     assert_eq!(received.load(Ordering::SeqCst), BODY);
 }
@@ -253,11 +236,7 @@ fn a_request_that_was_lost_on_a_link_is_sent_once_more_whatever_happens_then() {
         (sent.load(Ordering::SeqCst) == 1).then_some(())
     });
     world.gates[0].set(Passage::Stalled);
-    let response = caller.response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (502, "GW_BACKEND_RESET")
-    );
+    assert_eq!(error(&caller.response()), "502 GW_BACKEND_RESET");
     assert_eq!(sent.load(Ordering::SeqCst), 2);
 }
 
@@ -292,22 +271,18 @@ fn requests_wait_and_are_refused_while_no_node_reaches_the_owner() {
         gate.set(Passage::Stalled);
     }
     // Nothing of it was sent. A node that does not reach the owner either passes nothing on.
-    let response = world
-        .send("POST /", "Content-Length: 3\r\n\r\nabc")
-        .response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (503, "GW_NODE_UNAVAILABLE")
-    );
+    let send = || world.send("POST /", "Content-Length: 3\r\n\r\nabc");
+    let response = send().response();
+    assert_eq!(error(&response), "503 GW_NODE_UNAVAILABLE");
     assert!(!response.header("retry-after").is_empty());
     assert_eq!(world.passed_on(), 0);
-    let mut waiting = world.send("POST /", "Content-Length: 3\r\n\r\nabc");
+    let mut waiting = send();
     world.gates[1].set(Passage::Open);
     assert_eq!(waiting.response().status, 204);
 }
 
 #[test]
-fn what_waits_for_a_first_part_ends_and_what_has_begun_stays() {
+fn a_cut_ends_requests_that_the_owner_has_not_accepted_and_no_others() {
     let held = HeldBackend::start();
     let world = World::start(&held.url);
     let mut begun = world.send("POST /held", "Content-Length: 100000\r\n\r\n");
@@ -320,11 +295,7 @@ fn what_waits_for_a_first_part_ends_and_what_has_begun_stays() {
     let cut = Instant::now();
     // The one that is safe is sent again, by the third node.
     held.wait_for_held();
-    let response = other.response();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (502, "GW_RELAY_ERROR")
-    );
+    assert_eq!(error(&other.response()), "502 GW_RELAY_ERROR");
     assert!(cut.elapsed() < TCP_DEAD_AFTER, "{:?}", cut.elapsed());
     assert_eq!(world.passed_on(), 0, "it is counted with its answer");
     (0..3).for_each(|_| held.release());
@@ -355,17 +326,14 @@ fn a_spliced_tunnel_stays_while_its_agent_does_not_answer() {
     const AWAY: Duration = Duration::from_secs(14);
     const _: () = assert!(AWAY.as_secs() < TCP_DEAD_AFTER.as_secs());
     let held = HeldBackend::start();
+    let mut world = World::start(&held.url);
+    world.end_agent();
     let World {
         nodes,
         owner,
         other,
-        _agent: direct,
         ..
-    } = World::start(&held.url);
-    drop(direct);
-    eventually("the tunnel has ended", || {
-        nodes.tunnels(owner).is_empty().then_some(())
-    });
+    } = world;
     let uplink = Gate::to(Target::Tcp(nodes.gateway(other).address()));
     let _agent = nodes.run_agent_at("agent", uplink.address.port(), &held.url);
     nodes.wait_for_tunnel(owner);
@@ -381,40 +349,29 @@ fn a_spliced_tunnel_stays_while_its_agent_does_not_answer() {
 
 #[test]
 fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
-    let world = World::start(&backend::answering("HTTP/1.1 204 No Content\r\n\r\n"));
+    let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
+    let mut world = World::start(&backend);
+    world.end_agent();
     let World {
         nodes,
         owner,
         other,
         gates,
         back,
-        _agent: direct,
         ..
     } = world;
-    drop(direct);
-    eventually("the tunnel has ended", || {
-        nodes.tunnels(owner).is_empty().then_some(())
-    });
-    let _agent = nodes.run_agent(
-        other,
-        &backend::answering("HTTP/1.1 204 No Content\r\n\r\n"),
-    );
+    let _agent = nodes.run_agent(other, &backend);
     nodes.wait_for_tunnel(owner);
     let ask = || {
-        let mut caller = nodes.connect(owner);
-        caller.send(nodes.request("GET /", "\r\n"));
-        caller.response()
+        let request = nodes.request("GET /", "\r\n");
+        nodes.connect(owner).ask(request)
     };
     assert_eq!(ask().status, 204);
     for gate in [&gates[0], &back] {
         gate.set(Passage::Stalled);
     }
     let cut = Instant::now();
-    let response = ask();
-    assert_eq!(
-        (response.status.as_u16(), response.code().as_str()),
-        (502, "GW_RELAY_ERROR")
-    );
+    assert_eq!(error(&ask()), "502 GW_RELAY_ERROR");
     eventually("the agent has connected again", || {
         let again = nodes.total(other, "tunnels_spliced") > 1
             || nodes.turned_away(other, "owner_unreachable") > 0;
@@ -445,29 +402,21 @@ fn a_request_that_arrives_with_its_reset_takes_no_token() {
     let payload = [&65_536_u32.to_be_bytes(), head.as_bytes()].concat();
     let request =
         |slot| tunnel_frames::frame(Kind::Request, true, StreamId::new(slot, 1), &payload);
-    let given_up: Vec<u8> = (0..20)
-        .flat_map(|slot| {
-            [
-                request(slot),
-                tunnel_frames::reset(StreamId::new(slot, 1), b""),
-            ]
-        })
-        .flatten()
-        .collect();
+    let reset = |slot| tunnel_frames::reset(StreamId::new(slot, 1), b"");
+    let given_up = (0..20).flat_map(|slot| [request(slot), reset(slot)].concat());
+    let given_up: Vec<u8> = given_up.collect();
     link.write_all(&[given_up, request(20)].concat()).unwrap();
-    let answered = loop {
+    let (kind, payload) = loop {
         let mut header = [0; frame::HEADER];
         link.read_exact(&mut header).unwrap();
         let header = FrameHeader::decode(header).unwrap();
         let mut payload = vec![0; header.length];
         link.read_exact(&mut payload).unwrap();
         if header.stream.slot() == 20 && header.kind != Kind::Interim {
-            break (
-                header.kind,
-                String::from_utf8_lossy(&payload[8..]).into_owned(),
-            );
+            break (header.kind, payload);
         }
     };
-    assert_eq!(answered.0, Kind::Response);
-    assert!(answered.1.starts_with("HTTP/1.1 204"), "{answered:?}");
+    assert_eq!(kind, Kind::Response);
+    let head = String::from_utf8_lossy(&payload[8..]);
+    assert!(head.starts_with("HTTP/1.1 204"), "{head}");
 }

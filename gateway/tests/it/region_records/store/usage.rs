@@ -30,46 +30,47 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
     for _ in 0..2 {
         put(0, &first, "2026-01-01");
     }
-    let all = put(
-        1,
-        &[
-            row("2026-11-21", "acme--api", 8),
-            row("2026-11-21", "acme-x--b", 2),
-        ],
-        "2026-01-01",
-    );
+    let of_another = [
+        row("2026-11-21", "acme--api", 8),
+        row("2026-11-21", "acme-x--b", 2),
+    ];
     let expected = [
         row("2026-11-21", "acme--api", 14),
         row("2026-11-21", "acme-x--b", 2),
         row("2026-11-20", "acme--api", 4),
     ];
-    assert_eq!(all, expected);
-    // An earlier write that arrives late.
-    assert_eq!(
-        put(0, &[row("2026-11-21", "acme--api", 2)], "2026-01-01"),
-        expected
-    );
-    let later = put(0, &[row("2026-11-21", "acme--api", 8)], "2026-11-21");
-    assert_eq!(later[0].2[0], 16);
-
-    counts_are_found_by_label_and_position(&postgres);
+    assert_eq!(put(1, &of_another, "2026-01-01"), expected);
+    let late = [row("2026-11-21", "acme--api", 2)];
+    let all = put(0, &late, "2026-01-01");
+    assert_eq!(all, expected, "after an earlier write that arrives late");
+    let next = [row("2026-11-21", "acme--api", 8)];
+    let without_the_day_before = [
+        row("2026-11-21", "acme--api", 16),
+        row("2026-11-21", "acme-x--b", 2),
+    ];
+    assert_eq!(put(0, &next, "2026-11-21"), without_the_day_before);
 }
 
-fn counts_are_found_by_label_and_position(postgres: &Postgres) {
-    let of = |prefix: &str, after: Option<(&str, &str)>, limit: usize| -> Vec<String> {
-        let rows = Writer::start(postgres, "b").usage(prefix, after, limit);
-        rows.into_iter()
-            .map(|(date, label, _)| format!("{date} {label}"))
-            .collect()
+#[test]
+fn counts_are_found_by_label_and_position() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
     };
-    assert_eq!(
-        of("acme--", None, 100),
-        ["2026-11-21 acme--api"],
-        "the day before is forgotten"
-    );
-    assert_eq!(
-        of("", Some(("2026-11-21", "acme--api")), 100),
-        ["2026-11-21 acme-x--b"]
-    );
-    assert_eq!(of("acme-x--b", None, 1), ["2026-11-21 acme-x--b"]);
+    let mut node = Writer::start(&postgres, "a");
+    let rows = ["acme--api", "acme-x--b"].map(|label| row("2026-11-21", label, 2));
+    node.put_usage(SOURCES[0], &rows, "2026-01-01");
+    let [api, other] = &rows;
+    for (prefix, after, limit, expected) in [
+        ("acme--", None, 100, api),
+        ("", Some(("2026-11-21", "acme--api")), 100, other),
+        ("acme-x--b", None, 1, other),
+        ("", None, 1, api),
+    ] {
+        let found = node.usage(prefix, after, limit);
+        assert_eq!(
+            found,
+            std::slice::from_ref(expected),
+            "{prefix} {after:?} {limit}"
+        );
+    }
 }

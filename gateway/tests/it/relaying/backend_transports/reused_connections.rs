@@ -1,11 +1,8 @@
 //! Backends that end a connection when a further request arrives on it.
 
-use serde_json::json;
-
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::scene::Scene;
-
-use crate::support::eventually;
 
 /// Answers one request of each connection, and closes at the next one.
 fn of_one_request() -> String {
@@ -21,25 +18,15 @@ fn of_one_request() -> String {
 fn a_safe_request_is_repeated_unless_retries_of_the_service_is_off() {
     let scene = Scene::service().agent_to(of_one_request()).start();
     let mut caller = scene.connect();
-    let mut send = || {
-        caller.send(scene.request("GET /", "\r\n"));
-        caller.response().status.as_u16()
-    };
+    let mut send = || caller.ask(scene.get("/")).status;
     for _ in 0..10 {
         assert_eq!(send(), 204);
     }
-    let set = |retries: bool| {
-        let path = "/accounts/demo/services/echo";
-        let changed = scene
-            .api()
-            .ask("PATCH", path, &json!({ "retries": retries }));
-        assert_eq!(changed.status, 200, "{changed:?}");
-    };
-    set(false);
+    scene.set_retries(false);
     eventually("the agent repeats no request", || {
         (send() == 502).then_some(())
     });
-    set(true);
+    scene.set_retries(true);
     eventually("the agent repeats requests again", || {
         (0..10).all(|_| send() == 204).then_some(())
     });

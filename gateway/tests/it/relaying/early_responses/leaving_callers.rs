@@ -10,17 +10,20 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use bytes::Bytes;
+use gw_shared::http2::stream;
 use http::Method;
 
-use super::{FIRST, crossings, pattern};
-use crate::support::peers::caller::{Caller, HOST, connect_to};
+use super::{ACCEPTED, FIRST, pattern};
+use crate::relaying::{SWITCHING, crossings, send_frames};
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::on_a_reactor;
-use crate::support::peers::http2_frames::{self as frames, frame};
+use crate::support::peers::http2_frames::{self as frames, Frame, frame};
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
+use crate::support::request_log::record;
 use crate::support::scene::Scene;
-use crate::support::{eventually, request_log, turn};
+use crate::support::{eventually, turn};
 
 /// More than the kernels of agent and backend hold.
 const BODY: usize = 8 * 1024 * 1024;
@@ -63,7 +66,7 @@ impl SlowBackend {
                     let length = head.target.query().unwrap().parse().unwrap();
                     return switched(peer, length, head.target.path() == "/talks", &received);
                 }
-                peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
+                peer.send(ACCEPTED);
                 let body = peer.body(head.framing).map(|(body, _)| body);
                 // Without a whole body, the connection has ended.
                 let has_ended = body.is_err();
@@ -88,10 +91,17 @@ impl SlowBackend {
     fn body(&self) -> Uploaded {
         self.bodies.recv().unwrap()
     }
+
+    /// Asserts that the backend has got these bytes.
+    #[track_caller]
+    fn assert_got(&self, bytes: &[u8]) {
+        let is_same = self.body().unwrap() == bytes;
+        assert!(is_same, "other bytes arrived");
+    }
 }
 
 fn switched(mut peer: Peer<SlowStream>, length: usize, talks: bool, received: &Sender<Uploaded>) {
-    peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
+    peer.send(SWITCHING);
     if talks {
         let mut stream = peer.stream.stream.try_clone().unwrap();
         std::thread::spawn(move || while stream.write_all(&[b'.'; 1024]).is_ok() {});
@@ -163,11 +173,11 @@ fn upload_and_leave(
     end: End,
 ) -> String {
     backend.expect(&caller.stream.sock);
+    let (first, rest) = body.split_at(FIRST.min(body.len()));
     caller.send(head);
-    caller.send(&body[..FIRST.min(body.len())]);
-    let response = caller.response();
-    assert_eq!(response.status.as_u16(), 202);
-    caller.send(&body[FIRST.min(body.len())..]);
+    let response = caller.ask(first);
+    assert_eq!(response.status, 202);
+    caller.send(rest);
     if let End::InOrder = end {
         caller.stream.conn.send_close_notify();
         caller.stream.flush().unwrap();
@@ -176,10 +186,6 @@ fn upload_and_leave(
         assert!(caller.is_closed());
     }
     response.header("x-gw-request-id").to_owned()
-}
-
-fn record(scene: &Scene, id: &str) -> serde_json::Value {
-    request_log::record(&scene.api(), id)
 }
 
 #[test]
@@ -198,12 +204,10 @@ fn a_whole_body_reaches_the_backend_on_and_across_workers() {
             for end in [End::InOrder, End::Closes] {
                 let head = scene.request("PUT /", ANNOUNCED);
                 let id = upload_and_leave(scene.connect(), &backend, &head, &body, end);
-                assert!(backend.body().unwrap() == body, "another body arrived");
-                let record = record(&scene, &id);
-                assert_eq!(
-                    (&record["bytes_taken"], &record["ended"]),
-                    (&BODY.into(), &"complete".into())
-                );
+                backend.assert_got(&body);
+                let record = record(&scene.api(), &id);
+                assert_eq!(record["bytes_taken"], BODY);
+                assert_eq!(record["ended"], "complete");
             }
             if workers == 1 || crossings(&scene) > 0 {
                 break;
@@ -228,7 +232,7 @@ fn break_off(mut caller: Caller, backend: &SlowBackend, head: &str, body: &[u8])
         has_ended(port).then_some(())
     });
     drop(caller);
-    assert!(backend.body().unwrap() == body, "other bytes arrived");
+    backend.assert_got(body);
     let ended = backend.body().unwrap_err().kind();
     // One that talks may have learned it by a write.
     assert!(ended == io::ErrorKind::ConnectionReset || head.contains("/talks"));
@@ -255,7 +259,7 @@ fn the_bytes_of_an_upgraded_connection_arrive_before_its_end() {
 }
 
 #[test]
-fn a_whole_body_reaches_the_backend_across_nodes() {
+fn what_a_leaving_caller_sent_reaches_the_backend_across_nodes() {
     let _turn = turn();
     let backend = SlowBackend::start();
     let nodes = Nodes::start(2);
@@ -266,7 +270,7 @@ fn a_whole_body_reaches_the_backend_across_nodes() {
     for end in [End::InOrder, End::Closes] {
         let head = nodes.request("PUT /", ANNOUNCED);
         upload_and_leave(nodes.connect(other), &backend, &head, &body, end);
-        assert!(backend.body().unwrap() == body, "another body arrived");
+        backend.assert_got(&body);
     }
     let head = nodes.request(&format!("GET /?{BODY}"), UPGRADE);
     break_off(nodes.connect(other), &backend, &head, &body);
@@ -286,8 +290,8 @@ fn tiny_chunks_reach_the_backend_at_their_pace() {
     chunks.extend(b"0\r\n\r\n");
     let head = scene.request("PUT /", "Transfer-Encoding: chunked\r\n\r\n");
     let id = upload_and_leave(scene.connect(), &backend, &head, &chunks, End::Closes);
-    assert!(backend.body().unwrap() == body, "another body arrived");
-    assert_eq!(record(&scene, &id)["ended"], "complete");
+    backend.assert_got(&body);
+    assert_eq!(record(&scene.api(), &id)["ended"], "complete");
 }
 
 #[test]
@@ -300,7 +304,7 @@ fn an_incomplete_body_does_not_look_complete() {
         let head = scene.request("PUT /", ANNOUNCED);
         let id = upload_and_leave(scene.connect(), &backend, &head, &body, end);
         backend.body().unwrap_err();
-        assert_eq!(record(&scene, &id)["ended"], "caller_gone");
+        assert_eq!(record(&scene.api(), &id)["ended"], "caller_gone");
     }
     scene.wait_until_slots_are_free();
 }
@@ -316,31 +320,25 @@ fn a_whole_body_of_http2_reaches_the_backend() {
         let request = connection.request(&Method::PUT, "/");
         let (response, mut upload) = connection.begin(request, false).await;
         assert_eq!(http2_caller::whole(response).await.status.as_u16(), 202);
-        gw_shared::http2::stream::send(&mut upload, sent, true)
-            .await
-            .unwrap();
+        stream::send(&mut upload, sent, true).await.unwrap();
         // The end of the stream is sent before that of the connection.
         drop((connection.requests, upload));
         connection.ended.await.unwrap().unwrap();
     });
-    assert!(backend.body().unwrap() == body, "another body arrived");
+    backend.assert_got(&body);
     scene.wait_until_slots_are_free();
 }
 
 /// Sends a request of HTTP/2 and reads until the first frame of this kind and flags for its stream.
 fn begin_http2(scene: &Scene, request: &[(&str, &str)], kind: u8, flags: u8) -> Caller {
-    let mut caller = connect_to(&scene.about, HOST, &[b"h2"], None);
     let key = ("x-gw-service-key", &*scene.about.service_key);
     let target = [(":scheme", "https"), (":authority", HOST), key];
     // Pseudo-header fields go first.
     let block = frames::block(&[request, &target].concat());
-    caller.send([frames::PREFACE, &frame(frames::SETTINGS, 0, 0, &[])].concat());
-    caller.send(frame(frames::HEADERS, frames::END_HEADERS, 1, &block));
+    let mut caller = send_frames(scene, &frames::headers(1, 0, &block));
     loop {
-        let header = caller.bytes(9).unwrap();
-        let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
-        caller.bytes(length as usize).unwrap();
-        if header[3] == kind && header[4] & flags == flags && header[8] == 1 {
+        let frame = Frame::read(&mut caller.stream).unwrap();
+        if frame.kind == kind && frame.flags & flags == flags && frame.stream == 1 {
             return caller;
         }
     }
@@ -352,44 +350,54 @@ fn end_http2(mut caller: Caller) {
     while caller.bytes(1).is_ok() {}
 }
 
+/// Body that fits into the first window.
+const IN_WINDOW: usize = 48_000;
+
+/// DATA frames with a body; the last one has these flags.
+fn data(body: &[u8], flags: u8) -> Vec<u8> {
+    let (most, last) = body.split_at(body.len() - 16_000);
+    let pieces = most.chunks(16_000);
+    let mut data: Vec<u8> = pieces
+        .flat_map(|piece| frame(frames::DATA, 0, 1, piece))
+        .collect();
+    data.extend(frame(frames::DATA, flags, 1, last));
+    data
+}
+
 #[test]
 fn data_of_http2_arrives_before_the_end_of_the_connection() {
     let backend = SlowBackend::start();
     let scene = Scene::service().agent_to(backend.url.clone()).start();
-    // Fits into the first window.
-    let body = pattern(48_000);
-    let data = |flags: u8| {
-        let last = body.len() / 16_000 - 1;
-        let pieces = body.chunks(16_000).enumerate();
-        pieces
-            .flat_map(|(at, piece)| {
-                frame(frames::DATA, if at == last { flags } else { 0 }, 1, piece)
-            })
-            .collect::<Vec<u8>>()
-    };
-    for is_whole in [true, false] {
-        let request = [(":method", "PUT"), (":path", "/")];
+    let body = pattern(IN_WINDOW);
+    let request = [(":method", "PUT"), (":path", "/")];
+    for (flags, is_whole) in [(frames::END_STREAM, true), (0, false)] {
         let mut caller = begin_http2(&scene, &request, frames::DATA, frames::END_STREAM);
-        caller.send(data(if is_whole { frames::END_STREAM } else { 0 }));
+        caller.send(data(&body, flags));
         end_http2(caller);
         match backend.body() {
             Ok(received) => assert!(is_whole && received == body),
             Err(_) => assert!(!is_whole),
         }
     }
-    let target = format!("/?{}", body.len());
+    scene.wait_until_slots_are_free();
+}
+
+#[test]
+fn bytes_of_an_http2_upgrade_arrive_before_the_end_of_the_connection() {
+    let backend = SlowBackend::start();
+    let scene = Scene::service().agent_to(backend.url.clone()).start();
+    let body = pattern(IN_WINDOW);
+    let target = format!("/?{IN_WINDOW}");
     let request = [
         (":method", "CONNECT"),
         (":protocol", "x"),
         (":path", &target),
     ];
     let mut caller = begin_http2(&scene, &request, frames::HEADERS, 0);
-    caller.send(data(0));
+    caller.send(data(&body, 0));
     end_http2(caller);
-    assert!(backend.body().unwrap() == body, "other bytes arrived");
-    assert_eq!(
-        backend.body().unwrap_err().kind(),
-        io::ErrorKind::ConnectionReset
-    );
+    backend.assert_got(&body);
+    let end = backend.body().unwrap_err().kind();
+    assert_eq!(end, io::ErrorKind::ConnectionReset);
     scene.wait_until_slots_are_free();
 }

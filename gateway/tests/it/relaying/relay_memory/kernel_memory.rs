@@ -6,7 +6,7 @@ use std::process::Command;
 
 use http::Method;
 
-use super::small_socket;
+use super::{small_socket, with_one_worker};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, Tls, session};
@@ -24,17 +24,9 @@ const CALLERS: usize = 400;
 
 /// Bytes that wait in the sockets of the connections to this port.
 fn held(port: u16) -> usize {
-    let output = Command::new("ss")
-        .args([
-            "-tmnOH",
-            "state",
-            "established",
-            "sport",
-            "=",
-            &format!(":{port}"),
-        ])
-        .output()
-        .unwrap();
+    let of_port = ["state", "established", "sport", "=", &format!(":{port}")];
+    let output = Command::new("ss").arg("-tmnOH").args(of_port).output();
+    let output = output.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     // `skmem:(r0,rb131072,t0,tb87040,f0,w0,o0,bl0,d0)`: received, sent and reserved bytes are `r`,
     // `w` and `f` (ss(8)).
@@ -57,27 +49,24 @@ fn callers_that_read_nothing_hold_little_kernel_memory() {
     if !usable(&["ss"]) {
         return;
     }
-    let backend = backend::start(|mut peer| {
+    let large = vec![b'x'; 4 * MIB];
+    let backend = backend::start(move |mut peer| {
         while let Ok(head) = peer.request_head() {
-            let size = if head.target.path() == "/" {
-                0
-            } else {
-                4 * MIB
+            let body = match head.target.path() {
+                "/large" => &large[..],
+                _ => &[],
             };
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
+            let length = body.len();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
             // Fails once the caller has gone.
-            if peer
-                .try_send(head)
-                .and_then(|()| peer.try_send(vec![b'x'; size]))
-                .is_err()
-            {
+            let sent = peer.try_send(head).and_then(|()| peer.try_send(body));
+            if sent.is_err() {
                 return;
             }
         }
     });
     let prepared = Prepared::new();
-    let memory = format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB);
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", &memory));
+    let gateway = prepared.serve_with(&with_one_worker(&prepared.config(), RELAY_MEMORY));
     let _agent = prepared.run_agent(gateway.address.port(), &backend);
     prepared.wait_for_tunnel(gateway.address);
     let mut most = 0;
@@ -105,8 +94,7 @@ fn strangers_that_read_nothing_hold_little_kernel_memory() {
         return;
     }
     let prepared = Prepared::new();
-    let memory = format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB);
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", &memory));
+    let gateway = prepared.serve_with(&with_one_worker(&prepared.config(), RELAY_MEMORY));
     let about = prepared.about(gateway.address);
     // Refusals fill what the gateway may send, and then requests what it may receive.
     let requests = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n").repeat(20);
