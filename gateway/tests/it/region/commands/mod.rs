@@ -170,6 +170,7 @@ fn a_database_without_a_region_is_named() {
     let Some((_server, node)) = Node::with_database() else {
         return;
     };
+    node.write_another_key();
     let advice = "holds no region: create one with `gw-gateway region init`";
     for command in ["status", "import folder", "export folder"] {
         node.region(command).assert_failed(1, &[advice]);

@@ -29,19 +29,22 @@ fn held(port: u16) -> usize {
     let output = output.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     // `skmem:(r0,rb131072,t0,tb87040,f0,w0,o0,bl0,d0)`: received, sent and reserved bytes are `r`,
-    // `w` and `f` (ss(8)).
-    let of_socket = |fields: &str| -> usize {
+    // `w` and `f` (ss(8)). The reserved ones are a signed number of the kernel, which is below 0
+    // for a moment while a socket uses more than it has reserved, and which `ss` prints unsigned.
+    let of_socket = |fields: &str| -> i64 {
         let number = |field: &str| {
             let digits = field.trim_start_matches(['r', 'w', 'f']);
-            (digits.len() + 1 == field.len()).then(|| digits.parse::<usize>().ok())?
+            let number = (digits.len() + 1 == field.len()).then(|| digits.parse::<u32>().ok())?;
+            number.map(|number| i64::from(number.cast_signed()))
         };
         fields.split(',').filter_map(number).sum()
     };
-    text.lines()
+    let sockets = text
+        .lines()
         .filter_map(|line| line.split_once("skmem:("))
-        .filter_map(|(_, rest)| rest.split_once(')'))
-        .map(|(fields, _)| of_socket(fields))
-        .sum()
+        .filter_map(|(_, rest)| rest.split_once(')'));
+    let sum: i64 = sockets.map(|(fields, _)| of_socket(fields)).sum();
+    usize::try_from(sum).unwrap_or(0)
 }
 
 #[test]
