@@ -443,6 +443,18 @@ mod tests {
     use super::*;
     use crate::testing::{block_on, connect};
 
+    /// Otherwise the connection would be asked with PINGs when nothing is due.
+    #[test]
+    fn a_head_is_awaited_until_it_has_arrived_or_the_caller_has_gone() {
+        let state = Rc::new(ConnectionState::default());
+        let [first, second] = [true, false].map(|may_move| AwaitedHead::new(&state, may_move));
+        assert_eq!(state.awaited.get(), 2);
+        drop(first);
+        assert_eq!(state.awaited.get(), 1);
+        drop(second);
+        assert_eq!(state.awaited.get(), 0);
+    }
+
     #[test]
     fn a_head_without_its_body_is_acknowledged_once() {
         block_on(async {

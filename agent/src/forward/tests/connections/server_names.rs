@@ -55,7 +55,8 @@ fn tls_backend(
     (format!("https://localhost:{port}"), certificates)
 }
 
-/// Answers each request with the number of its connection.
+/// Answers each request with the number of its connection, and ends that behind a request for
+/// `/last`.
 async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usize) {
     let Some(stream) = accept_tls(connection, config).await else {
         return;
@@ -75,14 +76,19 @@ async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usi
         .is_ok_and(|read| read > 0)
     {
         if received.ends_with(b"\r\n\r\n") {
+            if received.starts_with(b"GET /last ") {
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\n";
+                send_tls(&stream, format!("{head}{number}").as_bytes()).await;
+                return;
+            }
             received.clear();
             send_tls(&stream, &gw_bed::http1::ok(number.to_string())).await;
         }
     }
 }
 
-/// Sends a request for each host. Returns the numbers of the connections, and the names that the
-/// backend got.
+/// Sends a request for each host, which may have a path. Returns the numbers of the connections,
+/// and the names that the backend got.
 fn exchange(
     name: &str,
     refuses_others: bool,
@@ -100,9 +106,10 @@ fn exchange(
         let numbers = &numbers;
         async move {
             for host in hosts {
+                let (host, path) = host.split_at(host.find('/').unwrap_or(host.len()));
                 let exchange = gateway.send(OutboundRequest {
                     authority: host.parse().unwrap(),
-                    ..get("/")
+                    ..get(if path.is_empty() { "/" } else { path })
                 });
                 let status = exchange.response().await.head.status;
                 assert_eq!(status, 200, "{host}");
@@ -144,4 +151,12 @@ fn a_backend_that_refuses_the_host_gets_the_name_of_its_url() {
         assert_eq!(numbers, ["1", "3", "1"]);
         assert_eq!(names, ["a.example", "localhost", "b.example", "localhost"]);
     }
+}
+
+#[test]
+fn a_name_that_a_backend_has_refused_is_not_sent_with_the_next_connection() {
+    let hosts = ["a.example/last", "a.example"];
+    let (numbers, names) = exchange("localhost", true, b"http/1.1", "", &hosts);
+    assert_eq!(numbers, ["1", "2"]);
+    assert_eq!(names, ["a.example", "localhost", "localhost"]);
 }

@@ -486,6 +486,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_served_domain_without_a_certificate_tells_that_no_authority_issues_one() {
+        let control = TemporaryControl::start(|_| {});
+        for (state, failure) in [
+            (DomainState::Pending, None),
+            (DomainState::Active, Some(view::NO_AUTHORITY)),
+        ] {
+            let record = DomainRecord {
+                state,
+                ..record("api")
+            };
+            let view = view_of(&control, &control.records(), &record);
+            assert_eq!(view.last_failure.as_deref(), failure, "{state:?}");
+        }
+    }
+
+    #[test]
     fn names_of_the_region_are_refused() {
         let region = Region::new("eu1", "example.com");
         for good in [
