@@ -1,5 +1,6 @@
 //! Backend transports: TLS, HTTP/2, Unix sockets, and several backends of one service.
 
+mod backend_names;
 mod connection_auth;
 mod gone_backends;
 mod reused_connections;

@@ -13,7 +13,6 @@ mod tiny_frames;
 mod upgrades;
 
 // On each driver, slow:
-mod backend_names;
 mod early_responses;
 mod flow_control;
 mod relay_memory;

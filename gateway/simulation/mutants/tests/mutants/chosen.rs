@@ -9,8 +9,8 @@ pub(crate) struct Chosen {
     pub(crate) edit: Edit,
 }
 
-/// Mutants that no test can notice: the function does nothing without them, too, and the services are
-/// in the order in which they are sorted.
+/// Mutants that no test can notice: the function does nothing without them, too, and the services
+/// are in the order in which they are sorted.
 pub(crate) const SURVIVORS: &[&str] =
     &["replay_interim_does_nothing", "inventory_inventory_removed"];
 

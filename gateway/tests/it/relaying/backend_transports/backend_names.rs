@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use gw_bed::threads::{Peer, listen};
 
-use super::response_with;
+use crate::relaying::response_with;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Running;
 use crate::support::programs;
